@@ -1,0 +1,2 @@
+//! gpurun
+fn main() {}

@@ -1,0 +1,1 @@
+//! Small real jobs for the tests; each binary under `src/bin` is one job.
