@@ -1,0 +1,1 @@
+//! The job's socket: messages in, replies out. Never trusts a byte of it.

@@ -1,0 +1,1 @@
+//! Spawning, signals in and out, reaping, exit status. Knows nothing of metrics.
