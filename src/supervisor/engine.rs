@@ -146,9 +146,9 @@ impl Inbox {
         Self { sender: EngineInbox { inbox, shared: Arc::default() }, receiver }
     }
 
-    /// The way in.
-    pub fn sender(&self) -> EngineInbox {
-        self.sender.clone()
+    /// The channel itself, for a sender that keeps what finds no room.
+    pub fn channel(&self) -> SyncSender<ToEngine> {
+        self.sender.inbox.clone()
     }
 }
 
@@ -486,6 +486,7 @@ impl Running {
                 let batch = self.fold.current(clock::pair());
                 reply.send(control::reply::snapshot(&self.run, &batch));
             }
+            ToEngine::Control(ControlEvent::Drained) => {}
             ToEngine::Mark(mark, reply) => {
                 let result = self.fold.mark(mark).map_err(|error| error.to_string());
                 let _ = reply.try_send(result);

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cli::args::RunArgs;
@@ -22,7 +23,10 @@ use super::watched::Watched;
 use super::{describe, targets};
 
 /// How long the end of the job may wait for the last window; the writers have their own patience.
-const LAST_WINDOW: Duration = Duration::from_secs(1);
+pub(super) const LAST_WINDOW: Duration = Duration::from_secs(1);
+
+/// How long the socket may take to hand over its last marks.
+pub(super) const LAST_MARKS: Duration = Duration::from_millis(200);
 
 /// How long `--kill-tree` waits between asking and killing.
 const TREE_GRACE: Duration = Duration::from_secs(5);
@@ -32,12 +36,7 @@ pub(super) fn run(args: &RunArgs, hold: SignalHold) -> ExitCode {
     let notices = Notices::new(args.common.quiet);
     match prepare_and_run(args, hold, &notices) {
         Ok(exit) => launch::exit::leave(exit),
-        Err(refusal) => {
-            for line in &refusal.lines {
-                notices.error(line);
-            }
-            ExitCode::from(refusal.code)
-        }
+        Err(refusal) => refusal.answer(&notices),
     }
 }
 
@@ -54,6 +53,14 @@ impl Refusal {
     pub fn new(exit: Exit, line: impl Into<String>) -> Self {
         Self { code: exit.code(), lines: vec![line.into()] }
     }
+
+    /// Says why, and gives the status.
+    pub fn answer(&self, notices: &Notices) -> ExitCode {
+        for line in &self.lines {
+            notices.error(line);
+        }
+        ExitCode::from(self.code)
+    }
 }
 
 fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Result<JobExit, Refusal> {
@@ -66,7 +73,7 @@ fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Resul
     let chosen = hold.released(|| choose::for_job(args, notices))?;
 
     let inbox = Inbox::new();
-    let socket = listen(&inbox, notices);
+    let socket = listen(&inbox, &run.run, notices);
     let command = job_command(args, &chosen, socket.as_ref());
     // The run begins with the job, not with the wait for its GPUs.
     let start = clock::pair();
@@ -87,7 +94,9 @@ fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Resul
 
     let exit = follow(&mut launcher, engine.as_ref(), args.job.kill_after, notices);
     let leftovers = end_leftovers(&mut launcher, engine.as_ref(), args.job.kill_tree, notices);
-    drop(socket);
+    if let Some(socket) = socket {
+        socket.stop(LAST_MARKS);
+    }
     if let Some(engine) = engine {
         let end = engine.finish(Some(exit), LAST_WINDOW);
         finish(end, &leftovers, &logging, notices);
@@ -97,10 +106,13 @@ fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Resul
 }
 
 /// The job's socket; without it the job runs all the same.
-fn listen(inbox: &Inbox, notices: &Notices) -> Option<control::Server> {
-    let sender = inbox.sender();
-    let deliver = move |event| sender.send(ToEngine::Control(event));
-    match control::Server::start(control::Settings::default(), deliver) {
+pub(super) fn listen(inbox: &Inbox, run: &Arc<str>, notices: &Notices) -> Option<control::Server> {
+    let settings = control::Settings { run: Arc::clone(run), ..control::Settings::default() };
+    let sink = control::Server::sink(inbox.channel(), ToEngine::Control, |message| match message {
+        ToEngine::Control(event) => Some(event),
+        _ => None,
+    });
+    match control::Server::start(settings, sink) {
         Ok(server) => Some(server),
         Err(error) => {
             notices.say(&format!("no marks from inside the job: {error}"));
