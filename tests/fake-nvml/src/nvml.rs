@@ -292,9 +292,12 @@ nvml! {
         put(memory, memory_of(call)?)
     };
     [nvmlDeviceGetBAR1MemoryInfo](device: Device, memory: *mut MemoryV1) Target::Handle(device) => |call| {
-        let gpu = call.whole()?;
-        let total = ulong(now(gpu.bar1_total.as_ref(), call)? * MIB);
-        let used = ulong(now(gpu.bar1_used.as_ref(), call)? * MIB);
+        let (total, used) = match call.mig() {
+            None => (&call.gpu()?.bar1_total, &call.gpu()?.bar1_used),
+            Some((_, mig)) => (&mig.bar1_total, &mig.bar1_used),
+        };
+        let total = ulong(now(total.as_ref(), call)? * MIB);
+        let used = ulong(now(used.as_ref(), call)? * MIB);
         put(memory, MemoryV1 { total, free: total.saturating_sub(used), used })
     };
 
@@ -928,7 +931,7 @@ fn field(call: &Call, id: c_uint, scope: c_uint) -> Result<Number, Ret> {
         )),
         94 => Ok(Number::Unsigned(counted(gpu.pcie_replays.as_ref(), call)?)),
         138..=141 => {
-            let counter = if id % 2 == 0 {
+            let counter = if id.is_multiple_of(2) {
                 &gpu.nvlink_tx
             } else {
                 &gpu.nvlink_rx
