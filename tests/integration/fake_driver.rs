@@ -1,13 +1,13 @@
 //! Is the simulated driver a driver? Programs from PyPI and nvml-wrapper must run on it and see the scenario's values.
 
+#![allow(clippy::unwrap_used, reason = "what a helper of a test cannot have fails the test")]
+
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use fake_nvml::{
-    Counter, Cuda, Energy, Fault, Gpu, Installed, Level, Mig, Process, Scenario, Signal,
-};
+use fake_nvml::{Counter, Cuda, Energy, Fault, Gpu, Installed, Level, Mig, Process, Scenario, Signal};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
@@ -37,9 +37,7 @@ fn python(installed: &Installed, code: &str) -> serde_json::Value {
 }
 
 fn succeeded(command: &mut Command) -> Output {
-    command
-        .env_remove("CUDA_VISIBLE_DEVICES")
-        .env_remove("CUDA_DEVICE_ORDER");
+    command.env_remove("CUDA_VISIBLE_DEVICES").env_remove("CUDA_DEVICE_ORDER");
     let output = command.output().unwrap();
     assert!(
         output.status.success(),
@@ -73,15 +71,7 @@ fn every_scenario_is_listed_and_nvitop_shows_it() {
     let directory = fake_nvml::scenario_file(SCENARIOS[0]).unwrap();
     let mut found: Vec<String> = std::fs::read_dir(directory.parent().unwrap())
         .unwrap()
-        .map(|entry| {
-            entry
-                .unwrap()
-                .path()
-                .file_stem()
-                .unwrap()
-                .to_string_lossy()
-                .into_owned()
-        })
+        .map(|entry| entry.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned())
         .collect();
     found.sort();
     assert_eq!(found, SCENARIOS, "a scenario that no test looks at");
@@ -90,18 +80,10 @@ fn every_scenario_is_listed_and_nvitop_shows_it() {
         let (_directory, installed) = ready(name);
         let scenario = Scenario::load(&installed.scenario).unwrap();
         let mut command = tool("nvitop");
-        let output =
-            succeeded(installed.apply(command.arg("-1").env("LINES", "60").env("COLUMNS", "120")));
+        let output = succeeded(installed.apply(command.arg("-1").env("LINES", "60").env("COLUMNS", "120")));
         let screen = String::from_utf8(output.stdout).unwrap();
-        assert!(
-            screen.contains(scenario.driver()),
-            "{name}: no driver version in\n{screen}"
-        );
-        let readable = scenario
-            .gpu
-            .iter()
-            .filter(|gpu| gpu.lost_from.is_none())
-            .collect::<Vec<_>>();
+        assert!(screen.contains(scenario.driver()), "{name}: no driver version in\n{screen}");
+        let readable = scenario.gpu.iter().filter(|gpu| gpu.lost_from.is_none()).collect::<Vec<_>>();
         for gpu in &readable {
             // nvitop leaves "NVIDIA" out of names and cuts the heads of long ones.
             let name = gpu.name.as_deref().unwrap();
@@ -112,12 +94,8 @@ fn every_scenario_is_listed_and_nvitop_shows_it() {
             );
         }
         if name == "four-gpus-two-full" {
-            for text in [
-                "512.0MiB / 80.00GiB",
-                "78.12GiB / 80.00GiB",
-                "77.15GiB / 80.00GiB",
-                "0B / 80.00GiB",
-            ] {
+            for text in ["512.0MiB / 80.00GiB", "78.12GiB / 80.00GiB", "77.15GiB / 80.00GiB", "0B / 80.00GiB"]
+            {
                 assert!(screen.contains(text), "{text} not in\n{screen}");
             }
         }
@@ -147,11 +125,7 @@ print(json.dumps([{
                 assert_eq!(device["name"], "N/A", "{name} {index}");
                 continue;
             }
-            assert_eq!(
-                device["name"],
-                gpu.name.as_deref().unwrap(),
-                "{name} {index}"
-            );
+            assert_eq!(device["name"], gpu.name.as_deref().unwrap(), "{name} {index}");
             assert_eq!(device["uuid"], scenario.uuid(index), "{name} {index}");
             // Only what stands still can be compared with a value read some milliseconds later.
             let fixed = |signal: &Option<Signal>| match signal {
@@ -170,16 +144,12 @@ print(json.dumps([{
             ] {
                 if let Some(value) = fixed(signal) {
                     // Memory in its first form counts what the driver reserves as used.
-                    let reserved = fixed(&gpu.memory_reserved)
-                        .filter(|_| key == "used" && name == "old-driver");
+                    let reserved =
+                        fixed(&gpu.memory_reserved).filter(|_| key == "used" && name == "old-driver");
                     let expected = (value + reserved.unwrap_or(0.0)) * scale;
                     assert_eq!(device[key].as_f64(), Some(expected), "{name} {index} {key}");
                 } else if signal.is_none() && name != "gb10-unified" {
-                    assert!(
-                        device[key].is_null(),
-                        "{name} {index} {key}: {}",
-                        device[key]
-                    );
+                    assert!(device[key].is_null(), "{name} {index} {key}: {}", device[key]);
                 }
             }
             for process in &gpu.process {
@@ -189,11 +159,7 @@ print(json.dumps([{
                 }
                 let pid = process.pid.unwrap().to_string();
                 let memory = fixed(&process.memory).unwrap() * 1_048_576.0;
-                assert_eq!(
-                    device["processes"][&pid][0].as_f64(),
-                    Some(memory),
-                    "{name} {index} {pid}"
-                );
+                assert_eq!(device["processes"][&pid][0].as_f64(), Some(memory), "{name} {index} {pid}");
             }
         }
     }
@@ -201,13 +167,7 @@ print(json.dumps([{
 
 #[test]
 fn gpustat_reads_the_values_of_the_scenarios() {
-    for name in [
-        "busy-shared-box",
-        "four-2080ti",
-        "idle-8xa100",
-        "h100-8",
-        "four-gpus-two-full",
-    ] {
+    for name in ["busy-shared-box", "four-2080ti", "idle-8xa100", "h100-8", "four-gpus-two-full"] {
         let (_directory, installed) = ready(name);
         let scenario = Scenario::load(&installed.scenario).unwrap();
         let output = succeeded(installed.apply(tool("gpustat").arg("--json")));
@@ -224,11 +184,7 @@ fn gpustat_reads_the_values_of_the_scenarios() {
                 ("enforced.power.limit", &gpu.power_limit),
             ] {
                 if let Some(Signal::Constant(Level::Value(value))) = signal {
-                    assert_eq!(
-                        gpus[index][key].as_f64(),
-                        Some(*value),
-                        "{name} {index} {key}"
-                    );
+                    assert_eq!(gpus[index][key].as_f64(), Some(*value), "{name} {index} {key}");
                 }
             }
         }
@@ -362,16 +318,9 @@ fn a_hidden_symbol_is_really_not_there() {
     ] {
         assert!(find(kept), "{kept}");
     }
-    let wrong = Scenario {
-        missing_symbols: vec!["nvmlNoSuchThing".into()],
-        ..Scenario::default()
-    };
+    let wrong = Scenario { missing_symbols: vec!["nvmlNoSuchThing".into()], ..Scenario::default() };
     let directory = tempfile::tempdir().unwrap();
-    assert!(
-        fake_nvml::install(directory.path(), &wrong)
-            .unwrap_err()
-            .contains("nvmlNoSuchThing")
-    );
+    assert!(fake_nvml::install(directory.path(), &wrong).unwrap_err().contains("nvmlNoSuchThing"));
 }
 
 #[test]
@@ -392,15 +341,7 @@ fn faults_begin_end_and_name_their_gpu() {
     };
     let scenario = Scenario {
         clock_file: Some(clock.clone()),
-        gpu: vec![
-            gpu(),
-            gpu(),
-            Gpu {
-                lost_from: Some(20.0),
-                lost_until: Some(30.0),
-                ..gpu()
-            },
-        ],
+        gpu: vec![gpu(), gpu(), Gpu { lost_from: Some(20.0), lost_until: Some(30.0), ..gpu() }],
         fault: vec![
             Fault {
                 gpu: Some(1),
@@ -408,11 +349,7 @@ fn faults_begin_end_and_name_their_gpu() {
                 count: Some(1),
                 ..fault("nvmlDeviceGetPowerUsage", "TIMEOUT")
             },
-            Fault {
-                from: Some(10.0),
-                until: Some(11.0),
-                ..fault("nvmlDeviceGetTemperature*", "UNKNOWN")
-            },
+            Fault { from: Some(10.0), until: Some(11.0), ..fault("nvmlDeviceGetTemperature*", "UNKNOWN") },
         ],
         reload_at: vec![40.0],
         ..Scenario::default()
@@ -461,10 +398,7 @@ print(json.dumps(out))",
     );
     let calls = installed.calls();
     assert_eq!(
-        calls
-            .iter()
-            .filter(|call| call.function == "nvmlDeviceGetPowerUsage" && call.gpu == Some(1))
-            .count(),
+        calls.iter().filter(|call| call.function == "nvmlDeviceGetPowerUsage" && call.gpu == Some(1)).count(),
         4
     );
     let timeout = calls.iter().position(|call| call.code == Some(10)).unwrap();
@@ -483,10 +417,7 @@ fn a_call_hangs_until_the_test_lets_it_go() {
     let gate = directory.path().join("gate");
     std::fs::write(&gate, "").unwrap();
     let scenario = Scenario {
-        gpu: vec![Gpu {
-            power: Some(5.into()),
-            ..Gpu::default()
-        }],
+        gpu: vec![Gpu { power: Some(5.into()), ..Gpu::default() }],
         fault: vec![Fault {
             function: "nvmlDeviceGetPowerUsage".into(),
             hang_while: Some(gate.clone()),
@@ -496,7 +427,10 @@ fn a_call_hangs_until_the_test_lets_it_go() {
     };
     let installed = fake_nvml::install(directory.path(), &scenario).unwrap();
     let mut command = Command::new(support::python());
-    command.args(["-c", "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetPowerUsage(n.nvmlDeviceGetHandleByIndex(0)))"]);
+    command.args([
+        "-c",
+        "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetPowerUsage(n.nvmlDeviceGetHandleByIndex(0)))",
+    ]);
     let child = installed
         .log_calls(installed.apply(&mut command))
         .stdout(std::process::Stdio::piped())
@@ -504,10 +438,7 @@ fn a_call_hangs_until_the_test_lets_it_go() {
         .unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     let hangs = || {
-        installed
-            .calls()
-            .iter()
-            .any(|call| call.function == "nvmlDeviceGetPowerUsage" && call.code.is_none())
+        installed.calls().iter().any(|call| call.function == "nvmlDeviceGetPowerUsage" && call.code.is_none())
     };
     while !hangs() {
         assert!(std::time::Instant::now() < deadline, "the call never began");
@@ -542,12 +473,7 @@ fn field_values_have_scopes_results_and_new_numbers() {
         .into(),
         ..Gpu::default()
     };
-    for (driver, sw_thermal) in [
-        ("550.54.15", 251),
-        ("580.65.06", 251),
-        ("580.82.07", 269),
-        ("590.1", 269),
-    ] {
+    for (driver, sw_thermal) in [("550.54.15", 251), ("580.65.06", 251), ("580.82.07", 269), ("590.1", 269)] {
         let directory = tempfile::tempdir().unwrap();
         let clock = directory.path().join("clock");
         std::fs::write(&clock, "8").unwrap();
@@ -594,10 +520,7 @@ print(json.dumps([[v.nvmlReturn, getattr(v.value, read[v.valueType]) if v.nvmlRe
 #[test]
 fn processes_come_from_files_and_go_with_time() {
     let directory = tempfile::tempdir().unwrap();
-    let (clock, pids) = (
-        directory.path().join("clock"),
-        directory.path().join("pids"),
-    );
+    let (clock, pids) = (directory.path().join("clock"), directory.path().join("pids"));
     std::fs::write(&clock, "1").unwrap();
     let scenario = Scenario {
         clock_file: Some(clock.clone()),
@@ -624,10 +547,7 @@ fn processes_come_from_files_and_go_with_time() {
                     ..Process::default()
                 },
             ],
-            ..Gpu {
-                memory_total: Some(1000.into()),
-                ..Gpu::default()
-            }
+            ..Gpu { memory_total: Some(1000.into()), ..Gpu::default() }
         }],
         ..Scenario::default()
     };
@@ -664,20 +584,14 @@ print(json.dumps(out))",
             [[[7, 64], [8, 100]], 164],
             [[[7, 64], [50, null]], 64],
             [[], 0],
-            [
-                [7, zero + 10_000_000, 10],
-                [u32::MAX, zero - 3_590_000_000, 4_000_000_000_u32]
-            ],
+            [[7, zero + 10_000_000, 10], [u32::MAX, zero - 3_590_000_000, 4_000_000_000_u32]],
             6,
             1
         ])
         .as_array()
         .map(|expected| {
             let mut expected = expected.clone();
-            expected[4]
-                .as_array_mut()
-                .unwrap()
-                .sort_by_key(|sample| sample[0].as_u64());
+            expected[4].as_array_mut().unwrap().sort_by_key(|sample| sample[0].as_u64());
             serde_json::Value::from(expected)
         })
         .unwrap()
@@ -689,11 +603,7 @@ fn sizes_go_in_and_out_as_nvml_h_says() {
     let scenario = Scenario {
         gpu: vec![Gpu {
             name_bytes: Some(vec![b'A', 0xff, 0xfe, b'Z']),
-            process: vec![
-                Process::compute(11, 1.0),
-                Process::compute(12, 2.0),
-                Process::compute(0, 3.0),
-            ],
+            process: vec![Process::compute(11, 1.0), Process::compute(12, 2.0), Process::compute(0, 3.0)],
             ..Gpu::default()
         }],
         ..Scenario::default()
@@ -747,10 +657,7 @@ fn two_processes_share_one_time_and_counters_follow_it() {
     let directory = tempfile::tempdir().unwrap();
     let scenario = Scenario {
         epoch_file: Some(directory.path().join("epoch")),
-        gpu: vec![Gpu {
-            energy: Some(Energy::Counter(Counter::rate(1000.0))),
-            ..Gpu::default()
-        }],
+        gpu: vec![Gpu { energy: Some(Energy::Counter(Counter::rate(1000.0))), ..Gpu::default() }],
         ..Scenario::default()
     };
     let installed = fake_nvml::install(directory.path(), &scenario).unwrap();
@@ -761,11 +668,7 @@ h = n.nvmlDeviceGetHandleByIndex(0)
 before = time.monotonic_ns(); energy = n.nvmlDeviceGetTotalEnergyConsumption(h); after = time.monotonic_ns()
 print(json.dumps([before, energy, after]))";
     let (first, second) = (python(&installed, code), python(&installed, code));
-    let epoch: i64 = std::fs::read_to_string(directory.path().join("epoch"))
-        .unwrap()
-        .trim()
-        .parse()
-        .unwrap();
+    let epoch: i64 = std::fs::read_to_string(directory.path().join("epoch")).unwrap().trim().parse().unwrap();
     for seen in [first, second] {
         let [before, energy, after] = [0, 1, 2].map(|place| seen[place].as_i64().unwrap());
         // 1000 W: one mJ a microsecond.
@@ -778,20 +681,14 @@ print(json.dumps([before, energy, after]))";
 
 #[test]
 fn cuda_orders_and_hides_devices_by_the_drivers_rules() {
-    let gpu = |uuid: &str| Gpu {
-        uuid: Some(uuid.into()),
-        ..Gpu::with_memory(1000.0, 0.0, 0.0)
-    };
+    let gpu = |uuid: &str| Gpu { uuid: Some(uuid.into()), ..Gpu::with_memory(1000.0, 0.0, 0.0) };
     let uuids = [
         "GPU-aaaa1111-0000-4000-8000-000000000000",
         "GPU-aaaa2222-0000-4000-8000-000000000000",
         "GPU-bbbb1111-0000-4000-8000-000000000000",
     ];
     let scenario = Scenario {
-        cuda: Some(Cuda {
-            fastest_first: Some(vec![2, 0, 1]),
-            ..Cuda::default()
-        }),
+        cuda: Some(Cuda { fastest_first: Some(vec![2, 0, 1]), ..Cuda::default() }),
         gpu: uuids.map(gpu).into(),
         ..Scenario::default()
     };
@@ -822,17 +719,11 @@ print(first, *names)";
     ] {
         let mut command = Command::new(support::python());
         installed.apply(command.args(["-c", code]));
-        command
-            .env_remove("CUDA_VISIBLE_DEVICES")
-            .env_remove("CUDA_DEVICE_ORDER");
+        command.env_remove("CUDA_VISIBLE_DEVICES").env_remove("CUDA_DEVICE_ORDER");
         command.envs(order.map(|order| ("CUDA_DEVICE_ORDER", order)));
         command.envs(list.map(|list| ("CUDA_VISIBLE_DEVICES", list)));
         let output = command.output().unwrap();
-        assert_eq!(
-            String::from_utf8_lossy(&output.stdout).trim(),
-            expected,
-            "{order:?} {list:?} {output:?}"
-        );
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), expected, "{order:?} {list:?} {output:?}");
     }
 }
 
@@ -840,14 +731,9 @@ print(first, *names)";
 fn without_a_scenario_there_is_no_driver() {
     let (_directory, installed) = laid_out(&Scenario::default());
     let mut command = Command::new(support::python());
-    installed.apply(command.args([
-        "-c",
-        "import ctypes; print(ctypes.CDLL('libnvidia-ml.so.1').nvmlInit_v2())",
-    ]));
-    assert_eq!(
-        succeeded(command.env_remove("GPURUN_FAKE_NVML")).stdout,
-        b"9\n"
-    );
+    installed
+        .apply(command.args(["-c", "import ctypes; print(ctypes.CDLL('libnvidia-ml.so.1').nvmlInit_v2())"]));
+    assert_eq!(succeeded(command.env_remove("GPURUN_FAKE_NVML")).stdout, b"9\n");
     command.env("GPURUN_FAKE_NVML", "/nonexistent");
     assert_eq!(command.output().unwrap().stdout, b"999\n");
 }
@@ -855,15 +741,8 @@ fn without_a_scenario_there_is_no_driver() {
 /// What nvml-wrapper sees, in a process of its own: the library reads its scenario from the environment.
 fn nvml_in_child(installed: &Installed, what: &str) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([
-        "--exact",
-        "fake_driver::nvml_wrapper_child",
-        "--nocapture",
-        "--ignored",
-    ]);
-    command
-        .env("FAKE_DRIVER_CHILD", what)
-        .env("FAKE_DRIVER_OUT", installed.directory.join("seen"));
+    command.args(["--exact", "fake_driver::nvml_wrapper_child", "--nocapture", "--ignored"]);
+    command.env("FAKE_DRIVER_CHILD", what).env("FAKE_DRIVER_OUT", installed.directory.join("seen"));
     succeeded(installed.apply(&mut command));
     std::fs::read_to_string(installed.directory.join("seen")).unwrap()
 }
@@ -880,13 +759,7 @@ fn nvml_wrapper_child() {
     let nvml = Nvml::builder().lib_path(&library).init().unwrap();
     writeln!(seen, "{} gpus", nvml.device_count().unwrap()).unwrap();
     let device = nvml.device_by_index(0).unwrap();
-    writeln!(
-        seen,
-        "{} mig {}",
-        device.uuid().unwrap(),
-        device.mig_mode().unwrap().current == 1
-    )
-    .unwrap();
+    writeln!(seen, "{} mig {}", device.uuid().unwrap(), device.mig_mode().unwrap().current == 1).unwrap();
     for index in 0..4 {
         match device.mig_device_by_index(index) {
             Ok(slice) => {
@@ -894,41 +767,23 @@ fn nvml_wrapper_child() {
                 let mut ids = (0, 0);
                 // SAFETY: a live handle and two valid places.
                 unsafe {
-                    (nvml.lib().nvmlDeviceGetGpuInstanceId.as_ref().unwrap())(
-                        slice.handle(),
-                        &raw mut ids.0,
-                    );
+                    (nvml.lib().nvmlDeviceGetGpuInstanceId.as_ref().unwrap())(slice.handle(), &raw mut ids.0);
                     (nvml.lib().nvmlDeviceGetComputeInstanceId.as_ref().unwrap())(
                         slice.handle(),
                         &raw mut ids.1,
                     );
                 }
-                writeln!(
-                    seen,
-                    "{index} {} {total} {}/{}",
-                    slice.uuid().unwrap(),
-                    ids.0,
-                    ids.1
-                )
-                .unwrap();
+                writeln!(seen, "{index} {} {total} {}/{}", slice.uuid().unwrap(), ids.0, ids.1).unwrap();
             }
             Err(NvmlError::NotFound) => writeln!(seen, "{index} NotFound").unwrap(),
             Err(other) => panic!("{other}"),
         }
     }
     for process in device.running_compute_processes().unwrap() {
-        let nvml_wrapper::enums::device::UsedGpuMemory::Used(bytes) = process.used_gpu_memory
-        else {
+        let nvml_wrapper::enums::device::UsedGpuMemory::Used(bytes) = process.used_gpu_memory else {
             panic!("no memory")
         };
-        writeln!(
-            seen,
-            "{} {} {}",
-            process.pid,
-            bytes >> 20,
-            process.gpu_instance_id.unwrap()
-        )
-        .unwrap();
+        writeln!(seen, "{} {} {}", process.pid, bytes >> 20, process.gpu_instance_id.unwrap()).unwrap();
     }
     std::fs::write(out, seen).unwrap();
 }
@@ -937,46 +792,16 @@ fn nvml_wrapper_child() {
 fn the_struct_sizes_are_those_of_the_bindings() {
     use nvml_wrapper_sys::bindings as sys;
     // Sizes that the library and the bindings state independently; a version number holds one of them.
-    assert_eq!(
-        size_of::<sys::nvmlFieldValue_t>(),
-        size_of::<fake_nvml::nvml::FieldValue>()
-    );
-    assert_eq!(
-        size_of::<sys::nvmlMemory_v2_t>(),
-        size_of::<fake_nvml::nvml::MemoryV2>()
-    );
-    assert_eq!(
-        size_of::<sys::nvmlMemory_t>(),
-        size_of::<fake_nvml::nvml::MemoryV1>()
-    );
-    assert_eq!(
-        size_of::<sys::nvmlPciInfo_t>(),
-        size_of::<fake_nvml::nvml::PciInfo>()
-    );
-    assert_eq!(
-        size_of::<sys::nvmlUUID_t>(),
-        size_of::<fake_nvml::nvml::UuidV1>()
-    );
-    assert_eq!(
-        size_of::<sys::nvmlTemperature_t>(),
-        size_of::<fake_nvml::nvml::TemperatureV1>()
-    );
-    assert_eq!(
-        size_of::<sys::nvmlDeviceAttributes_t>(),
-        size_of::<fake_nvml::nvml::Attributes>()
-    );
-    assert_eq!(
-        size_of::<sys::nvmlViolationTime_t>(),
-        size_of::<fake_nvml::nvml::ViolationTime>()
-    );
-    assert_eq!(
-        size_of::<sys::nvmlSample_t>(),
-        size_of::<fake_nvml::nvml::Sample>()
-    );
-    assert_eq!(
-        size_of::<sys::nvmlProcessDetailList_t>(),
-        size_of::<fake_nvml::nvml::ProcessDetailList>()
-    );
+    assert_eq!(size_of::<sys::nvmlFieldValue_t>(), size_of::<fake_nvml::nvml::FieldValue>());
+    assert_eq!(size_of::<sys::nvmlMemory_v2_t>(), size_of::<fake_nvml::nvml::MemoryV2>());
+    assert_eq!(size_of::<sys::nvmlMemory_t>(), size_of::<fake_nvml::nvml::MemoryV1>());
+    assert_eq!(size_of::<sys::nvmlPciInfo_t>(), size_of::<fake_nvml::nvml::PciInfo>());
+    assert_eq!(size_of::<sys::nvmlUUID_t>(), size_of::<fake_nvml::nvml::UuidV1>());
+    assert_eq!(size_of::<sys::nvmlTemperature_t>(), size_of::<fake_nvml::nvml::TemperatureV1>());
+    assert_eq!(size_of::<sys::nvmlDeviceAttributes_t>(), size_of::<fake_nvml::nvml::Attributes>());
+    assert_eq!(size_of::<sys::nvmlViolationTime_t>(), size_of::<fake_nvml::nvml::ViolationTime>());
+    assert_eq!(size_of::<sys::nvmlSample_t>(), size_of::<fake_nvml::nvml::Sample>());
+    assert_eq!(size_of::<sys::nvmlProcessDetailList_t>(), size_of::<fake_nvml::nvml::ProcessDetailList>());
     assert_eq!(
         size_of::<sys::nvmlProcessesUtilizationInfo_t>(),
         size_of::<fake_nvml::nvml::ProcessesUtilization>()
@@ -1018,11 +843,7 @@ fn random_scenarios_survive_their_file_and_reach_the_reader() {
     let installed = fake_nvml::install(directory.path(), &machines[0]).unwrap();
     for (place, machine) in machines.iter().enumerate() {
         assert_eq!(&Scenario::parse(&machine.to_toml()).unwrap(), machine);
-        std::fs::write(
-            directory.path().join(format!("{place}.toml")),
-            machine.to_toml(),
-        )
-        .unwrap();
+        std::fs::write(directory.path().join(format!("{place}.toml")), machine.to_toml()).unwrap();
     }
     let code = format!(
         "
@@ -1046,11 +867,7 @@ print(json.dumps(out))",
             .gpu
             .iter()
             .map(|gpu| {
-                let pids: Vec<u32> = gpu
-                    .process
-                    .iter()
-                    .map(|process| process.pid.unwrap())
-                    .collect();
+                let pids: Vec<u32> = gpu.process.iter().map(|process| process.pid.unwrap()).collect();
                 serde_json::json!([
                     value(&gpu.memory_total) as u64,
                     value(&gpu.memory_used) as u64,
@@ -1059,11 +876,7 @@ print(json.dumps(out))",
                 ])
             })
             .collect();
-        assert_eq!(
-            seen[place],
-            serde_json::Value::from(expected),
-            "machine {place}"
-        );
+        assert_eq!(seen[place], serde_json::Value::from(expected), "machine {place}");
     }
 }
 
@@ -1092,15 +905,7 @@ print(json.dumps([d.is_mig_mode_enabled(), [[m.uuid(), str(m.name()), m.memory_u
     );
     assert_eq!(
         seen,
-        serde_json::json!([
-            true,
-            [[
-                scenario.mig_uuid(0, 0),
-                "Simulated GPU MIG 1g.5gb",
-                64 * 1_048_576,
-                7
-            ]]
-        ])
+        serde_json::json!([true, [[scenario.mig_uuid(0, 0), "Simulated GPU MIG 1g.5gb", 64 * 1_048_576, 7]]])
     );
 }
 
@@ -1113,11 +918,7 @@ fn one_layout_of_535_and_an_entry_past_the_end_are_what_nvitop_guards_against() 
         missing_symbols: vec!["nvmlDeviceGetRunningProcessDetailList".into()],
         field_values_overrun: true,
         gpu: vec![Gpu {
-            process: vec![
-                Process::compute(21, 5.0),
-                Process::compute(22, 6.0),
-                Process::compute(0, 7.0),
-            ],
+            process: vec![Process::compute(21, 5.0), Process::compute(22, 6.0), Process::compute(0, 7.0)],
             energy: Some(Energy::Counter(Counter::Signal(12.into()))),
             ..Gpu::default()
         }],
@@ -1140,11 +941,7 @@ print(json.dumps([right, wrong[:3], [values[0].value.ullVal, values[1].fieldId, 
     // Read with the wrong stride the second entry is rubbish: the very thing that gpurun has to notice.
     assert_eq!(
         seen,
-        serde_json::json!([
-            [[21, 5], [22, 6], [0, 7]],
-            [21, 0, 0xffff_ffff_u32],
-            [12_000, 0xDEAD, 7]
-        ])
+        serde_json::json!([[[21, 5], [22, 6], [0, 7]], [21, 0, 0xffff_ffff_u32], [12_000, 0xDEAD, 7]])
     );
 }
 
@@ -1153,15 +950,8 @@ fn a_reload_and_a_loss_come_after_so_many_calls() {
     let scenario = Scenario {
         reload_after_calls: Some(5),
         gpu: vec![
-            Gpu {
-                lost_after_calls: Some(2),
-                fan_speed: Some(1.into()),
-                ..Gpu::default()
-            },
-            Gpu {
-                fan_speed: Some(2.into()),
-                ..Gpu::default()
-            },
+            Gpu { lost_after_calls: Some(2), fan_speed: Some(1.into()), ..Gpu::default() },
+            Gpu { fan_speed: Some(2.into()), ..Gpu::default() },
         ],
         fault: vec![Fault {
             function: "nvmlInit*".into(),
@@ -1184,8 +974,5 @@ out = [lib.nvmlInit_v2()] + [lib.nvmlDeviceGetHandleByIndex_v2(i, c.byref(h[i]))
 out += [fan(0), fan(0), fan(1), fan(1), fan(1), lib.nvmlInit_v2(), fan(1), lib.nvmlInit_v2(), fan(1), fan(0), lib.nvmlShutdown(), fan(1)]
 print(json.dumps(out))",
     );
-    assert_eq!(
-        seen,
-        serde_json::json!([0, 0, 0, 0, 15, 0, 1, 1, 9, 1, 0, 0, 15, 0, 1])
-    );
+    assert_eq!(seen, serde_json::json!([0, 0, 0, 0, 15, 0, 1, 1, 9, 1, 0, 0, 15, 0, 1]));
 }

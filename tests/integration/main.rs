@@ -1,9 +1,17 @@
-//! The integration tests: one binary, one module per subject.
+//! The one integration binary: the real gpurun, real jobs, real readers.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "what a test's helper cannot have fails the test"
-)]
-
+mod architecture;
+mod cli;
+mod control;
+mod docs;
 mod fake_driver;
+mod files;
+mod lease;
+mod main_job;
+mod python;
+mod readers;
+mod sampling;
+mod selection;
 mod support;
+mod transparency;
+mod truth;

@@ -16,10 +16,6 @@ pub(crate) fn python() -> PathBuf {
         return path.into();
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/test-venv/bin/python");
-    assert!(
-        path.exists(),
-        "{} is missing: run `tests/run`, which makes it",
-        path.display()
-    );
+    assert!(path.exists(), "{} is missing: run `tests/run`, which makes it", path.display());
     path
 }

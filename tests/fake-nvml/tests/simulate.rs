@@ -10,12 +10,7 @@ fn a_command_gets_library_scenario_and_its_own_exit_status() {
         .args(["idle-8xa100", "--", "sh", "-c", script, "sh", "7"])
         .output()
         .unwrap();
-    assert_eq!(
-        output.status.code(),
-        Some(7),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert_eq!(output.status.code(), Some(7), "{}", String::from_utf8_lossy(&output.stderr));
     let file = fake_nvml::scenario_file("idle-8xa100").unwrap();
     assert_eq!(output.stdout, std::fs::read(file).unwrap());
 }
@@ -23,23 +18,11 @@ fn a_command_gets_library_scenario_and_its_own_exit_status() {
 #[test]
 fn mistakes_are_one_line() {
     for (words, expected) in [
-        (
-            &["no-such", "--", "true"][..],
-            "no scenario \"no-such\"; there are: busy-shared-box, ",
-        ),
-        (
-            &["idle-8xa100", "true"],
-            "usage: simulate SCENARIO -- COMMAND",
-        ),
-        (
-            &["idle-8xa100", "--", "/no/such/program"],
-            "/no/such/program: ",
-        ),
+        (&["no-such", "--", "true"][..], "no scenario \"no-such\"; there are: busy-shared-box, "),
+        (&["idle-8xa100", "true"], "usage: simulate SCENARIO -- COMMAND"),
+        (&["idle-8xa100", "--", "/no/such/program"], "/no/such/program: "),
     ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_simulate"))
-            .args(words)
-            .output()
-            .unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_simulate")).args(words).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(125));
         assert!(

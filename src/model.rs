@@ -1,0 +1,16 @@
+//! The vocabulary every room speaks: identities, the metric catalogue, readings,
+//! samples, marks and window rows.
+//!
+//! This room imports nothing of ours and does no I/O: it never reads a clock, a
+//! file or a driver. Values travel between the rooms as these types.
+
+pub mod device;
+pub mod id;
+pub mod mark;
+pub mod metric;
+pub mod reading;
+pub mod run;
+pub mod sample;
+pub mod series;
+pub mod time;
+pub mod window;

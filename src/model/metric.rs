@@ -1,0 +1,635 @@
+//! The metric catalogue: the only source of names, units, kinds, sources and cost tiers.
+//!
+//! Columns, TensorBoard tags, schemas, the README's table, `gpurun metrics` and `--metrics` all
+//! derive from [`CATALOGUE`]. A counter's reading is the running total of `unit x seconds`, so that
+//! its rate has the catalogue's unit.
+
+/// What a metric is about; the `scope` column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Scope {
+    /// The host, or the cgroup that gpurun runs in.
+    Host,
+    /// A GPU or MIG slice as a whole, whoever uses it.
+    Gpu,
+    /// The job: the tree of processes under the command.
+    Job,
+    /// One process of the job.
+    Process,
+    /// gpurun itself.
+    Gpurun,
+    /// Scalars of the job's own.
+    User,
+    /// Times of training steps.
+    BatchTime,
+}
+
+impl Scope {
+    /// The word in the `scope` column and in keys.
+    pub fn name(self) -> &'static str {
+        match self {
+            Scope::Host => "host",
+            Scope::Gpu => "gpu",
+            Scope::Job => "job",
+            Scope::Process => "process",
+            Scope::Gpurun => "gpurun",
+            Scope::User => "user",
+            Scope::BatchTime => "batch_time",
+        }
+    }
+}
+
+/// How readings become statistics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Statistics of the value itself.
+    Gauge,
+    /// Statistics of the rate of a running total.
+    Counter,
+}
+
+/// What a read costs, and so how often it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Tier {
+    /// Every sample.
+    Cheap,
+    /// At a slower pace of its own.
+    Dear,
+    /// Once, at the start.
+    Static,
+    /// Only when `--metrics +NAME` asks for it.
+    OptIn,
+}
+
+impl Tier {
+    /// The word in the catalogue's listing.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::Cheap => "cheap",
+            Tier::Dear => "dear",
+            Tier::Static => "static",
+            Tier::OptIn => "opt-in",
+        }
+    }
+}
+
+/// Whether a metric has one series per scope subject, or one per GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Subject {
+    /// One series for the whole scope (or process).
+    Whole,
+    /// One series for each GPU.
+    Device,
+    /// One series for each GPU and one for the total.
+    WholeAndDevice,
+}
+
+/// One entry of the catalogue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metric {
+    /// What it is about.
+    pub scope: Scope,
+    /// Name, unique within its scope.
+    pub name: &'static str,
+    /// Unit as written; empty for a bare number.
+    pub unit: &'static str,
+    /// Gauge or counter.
+    pub kind: Kind,
+    /// Cost tier.
+    pub tier: Tier,
+    /// Name of the group that `--metrics +GROUP` and `-GROUP` address.
+    pub group: &'static str,
+    /// Whole scope or per GPU.
+    pub subject: Subject,
+    /// Where the value comes from.
+    pub source: &'static str,
+    /// Where it is null for good; empty when nowhere.
+    pub absent: &'static str,
+    /// What it means, in one phrase.
+    pub about: &'static str,
+}
+
+impl Metric {
+    /// Whether it is recorded unless `--metrics` says otherwise.
+    pub fn on_by_default(&self) -> bool {
+        self.tier != Tier::OptIn
+    }
+
+    /// Whether a `--metrics` word means this metric: its name, its group, or `scope.name`.
+    pub fn answers_to(&self, word: &str) -> bool {
+        match word.split_once('.') {
+            Some((scope, name)) => scope == self.scope.name() && (name == self.name || name == self.group),
+            None => word == self.name || word == self.group,
+        }
+    }
+}
+
+macro_rules! catalogue {
+    ($($id:ident {
+        $scope:ident, $name:literal, $unit:literal, $kind:ident, $tier:ident, $group:literal, $subject:ident,
+        source: $source:literal,
+        absent: $absent:literal,
+        about: $about:literal,
+    })*) => {
+        /// A metric, as a dense number into [`CATALOGUE`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u16)]
+        pub enum MetricId {
+            $(#[doc = $about] $id,)*
+        }
+
+        impl MetricId {
+            /// Every metric, in catalogue order.
+            pub const ALL: &'static [MetricId] = &[$(MetricId::$id,)*];
+        }
+
+        /// Every metric that gpurun can record.
+        pub static CATALOGUE: &[Metric] = &[$(Metric {
+            scope: Scope::$scope,
+            name: $name,
+            unit: $unit,
+            kind: Kind::$kind,
+            tier: Tier::$tier,
+            group: $group,
+            subject: Subject::$subject,
+            source: $source,
+            absent: $absent,
+            about: $about,
+        },)*];
+    };
+}
+
+impl MetricId {
+    /// The catalogue's entry.
+    pub fn get(self) -> &'static Metric {
+        &CATALOGUE[self as usize]
+    }
+}
+
+catalogue! {
+    HostCpuPercent {
+        Host, "cpu_percent", "%", Counter, Cheap, "cpu", Whole,
+        source: "/proc/stat",
+        absent: "",
+        about: "busy time of all CPUs; 100 = every core",
+    }
+    HostMemoryPercent {
+        Host, "memory_percent", "%", Gauge, Cheap, "memory", Whole,
+        source: "/proc/meminfo, cgroup",
+        absent: "",
+        about: "(total - available) / total; inside a memory cgroup, of its limit",
+    }
+    HostMemoryUsed {
+        Host, "memory_used", "GiB", Gauge, Cheap, "memory", Whole,
+        source: "/proc/meminfo, cgroup",
+        absent: "",
+        about: "total - available; inside a memory cgroup, its working set",
+    }
+    HostMemoryAvailable {
+        Host, "memory_available", "GiB", Gauge, Cheap, "memory", Whole,
+        source: "/proc/meminfo, cgroup",
+        absent: "",
+        about: "MemAvailable, bounded by what the cgroup leaves",
+    }
+    HostSwapPercent {
+        Host, "swap_percent", "%", Gauge, Cheap, "memory", Whole,
+        source: "/proc/meminfo",
+        absent: "hosts without swap",
+        about: "used swap / total swap",
+    }
+    HostLoadAverage1m {
+        Host, "load_average_1m", "", Gauge, Cheap, "load", Whole,
+        source: "/proc/loadavg",
+        absent: "",
+        about: "run queue length, mean of 1 minute; not a percentage",
+    }
+    HostLoadAverage5m {
+        Host, "load_average_5m", "", Gauge, Cheap, "load", Whole,
+        source: "/proc/loadavg",
+        absent: "",
+        about: "run queue length, mean of 5 minutes",
+    }
+    HostLoadAverage15m {
+        Host, "load_average_15m", "", Gauge, Cheap, "load", Whole,
+        source: "/proc/loadavg",
+        absent: "",
+        about: "run queue length, mean of 15 minutes",
+    }
+    HostDiskRead {
+        Host, "disk_read", "MiB/s", Counter, Cheap, "disk", Whole,
+        source: "/proc/diskstats",
+        absent: "",
+        about: "read from whole block devices",
+    }
+    HostDiskWrite {
+        Host, "disk_write", "MiB/s", Counter, Cheap, "disk", Whole,
+        source: "/proc/diskstats",
+        absent: "",
+        about: "written to whole block devices",
+    }
+    HostNetRx {
+        Host, "net_rx", "MiB/s", Counter, Cheap, "net", Whole,
+        source: "/proc/net/dev",
+        absent: "",
+        about: "received on all interfaces but loopback",
+    }
+    HostNetTx {
+        Host, "net_tx", "MiB/s", Counter, Cheap, "net", Whole,
+        source: "/proc/net/dev",
+        absent: "",
+        about: "sent on all interfaces but loopback",
+    }
+    HostCpuPressure {
+        Host, "cpu_pressure", "%", Counter, Cheap, "pressure", Whole,
+        source: "/proc/pressure/cpu, cgroup",
+        absent: "kernels without PSI",
+        about: "share of time in which some task waited for cpu",
+    }
+    HostMemoryPressure {
+        Host, "memory_pressure", "%", Counter, Cheap, "pressure", Whole,
+        source: "/proc/pressure/memory, cgroup",
+        absent: "kernels without PSI",
+        about: "share of time in which some task waited for memory",
+    }
+    HostIoPressure {
+        Host, "io_pressure", "%", Counter, Cheap, "pressure", Whole,
+        source: "/proc/pressure/io, cgroup",
+        absent: "kernels without PSI",
+        about: "share of time in which some task waited for io",
+    }
+    HostCgroupCpuLimit {
+        Host, "cgroup_cpu_limit", "", Gauge, Static, "cgroup", Whole,
+        source: "cpu.max",
+        absent: "outside a limited cgroup",
+        about: "cores that the cgroup allows",
+    }
+    HostCgroupMemoryLimit {
+        Host, "cgroup_memory_limit", "GiB", Gauge, Static, "cgroup", Whole,
+        source: "memory.max",
+        absent: "outside a limited cgroup",
+        about: "memory that the cgroup allows",
+    }
+    GpuGpuUtilization {
+        Gpu, "gpu_utilization", "%", Gauge, Cheap, "utilization", Device,
+        source: "nvmlDeviceGetUtilizationRates",
+        absent: "MIG",
+        about: "share of the driver's last window in which a kernel ran",
+    }
+    GpuMemoryUtilization {
+        Gpu, "memory_utilization", "%", Gauge, Cheap, "utilization", Device,
+        source: "nvmlDeviceGetUtilizationRates",
+        absent: "MIG",
+        about: "share of the driver's last window in which device memory was read or written",
+    }
+    GpuMemoryUsed {
+        Gpu, "memory_used", "MiB", Gauge, Cheap, "memory", Device,
+        source: "nvmlDeviceGetMemoryInfo_v2, v1",
+        absent: "no permission",
+        about: "memory taken by whoever",
+    }
+    GpuMemoryFree {
+        Gpu, "memory_free", "MiB", Gauge, Cheap, "memory", Device,
+        source: "nvmlDeviceGetMemoryInfo_v2, v1",
+        absent: "no permission",
+        about: "memory a new allocation can have",
+    }
+    GpuMemoryTotal {
+        Gpu, "memory_total", "MiB", Gauge, Cheap, "memory", Device,
+        source: "nvmlDeviceGetMemoryInfo_v2, v1",
+        absent: "no permission",
+        about: "capacity of the device or slice",
+    }
+    GpuMemoryPercent {
+        Gpu, "memory_percent", "%", Gauge, Cheap, "memory", Device,
+        source: "nvmlDeviceGetMemoryInfo_v2, v1",
+        absent: "no permission",
+        about: "memory_used / memory_total",
+    }
+    GpuTemperature {
+        Gpu, "temperature", "C", Gauge, Cheap, "temperature", Device,
+        source: "nvmlDeviceGetTemperatureV, nvmlDeviceGetTemperature",
+        absent: "MIG slices carry their parent's",
+        about: "core temperature",
+    }
+    GpuMemoryTemperature {
+        Gpu, "memory_temperature", "C", Gauge, Cheap, "temperature", Device,
+        source: "field 82",
+        absent: "cards without HBM",
+        about: "memory temperature",
+    }
+    GpuPowerUsage {
+        Gpu, "power_usage", "W", Gauge, Cheap, "power", Device,
+        source: "nvmlDeviceGetPowerUsage",
+        absent: "old laptops",
+        about: "board power, as the driver averages it",
+    }
+    GpuPowerLimit {
+        Gpu, "power_limit", "W", Gauge, Dear, "power", Device,
+        source: "nvmlDeviceGetEnforcedPowerLimit",
+        absent: "laptops",
+        about: "limit in force",
+    }
+    GpuEnergy {
+        Gpu, "energy", "J", Gauge, Cheap, "power", Device,
+        source: "field 83, nvmlDeviceGetTotalEnergyConsumption",
+        absent: "before Volta",
+        about: "energy since the run began, from the card's counter",
+    }
+    GpuEnergyFromPower {
+        Gpu, "energy_from_power", "J", Gauge, Cheap, "power", Device,
+        source: "integral of power_usage",
+        absent: "where the counter answers",
+        about: "energy since the run began, estimated; only where there is no counter",
+    }
+    GpuFanSpeed {
+        Gpu, "fan_speed", "%", Gauge, Dear, "fan", Device,
+        source: "nvmlDeviceGetFanSpeed",
+        absent: "passively cooled cards",
+        about: "intended speed of the first fan",
+    }
+    GpuSmClock {
+        Gpu, "sm_clock", "MHz", Gauge, Cheap, "clocks", Device,
+        source: "nvmlDeviceGetClockInfo",
+        absent: "",
+        about: "SM clock",
+    }
+    GpuMemoryClock {
+        Gpu, "memory_clock", "MHz", Gauge, Cheap, "clocks", Device,
+        source: "nvmlDeviceGetClockInfo",
+        absent: "",
+        about: "memory clock",
+    }
+    GpuEncoderUtilization {
+        Gpu, "encoder_utilization", "%", Gauge, Dear, "codec", Device,
+        source: "nvmlDeviceGetEncoderUtilization",
+        absent: "MIG",
+        about: "video encoder",
+    }
+    GpuDecoderUtilization {
+        Gpu, "decoder_utilization", "%", Gauge, Dear, "codec", Device,
+        source: "nvmlDeviceGetDecoderUtilization",
+        absent: "MIG",
+        about: "video decoder",
+    }
+    GpuThrottledPower {
+        Gpu, "throttled_power", "%", Counter, Cheap, "throttle", Device,
+        source: "field 74, else nvmlDeviceGetViolationStatus",
+        absent: "old drivers",
+        about: "share of time in which the power cap held the clocks down",
+    }
+    GpuThrottledThermal {
+        Gpu, "throttled_thermal", "%", Counter, Cheap, "throttle", Device,
+        source: "field 75, else nvmlDeviceGetViolationStatus",
+        absent: "old drivers",
+        about: "share of time in which heat held the clocks down",
+    }
+    GpuEccUncorrected {
+        Gpu, "ecc_uncorrected", "count", Gauge, Dear, "ecc", Device,
+        source: "nvmlDeviceGetTotalEccErrors",
+        absent: "cards without ECC",
+        about: "uncorrected errors since the driver was loaded",
+    }
+    GpuEccCorrected {
+        Gpu, "ecc_corrected", "count", Gauge, Dear, "ecc", Device,
+        source: "nvmlDeviceGetTotalEccErrors",
+        absent: "cards without ECC",
+        about: "corrected errors since the driver was loaded",
+    }
+    GpuPcieRx {
+        Gpu, "pcie_rx", "MiB/s", Counter, Cheap, "pcie", Device,
+        source: "field 198",
+        absent: "before Ampere-era drivers",
+        about: "received over PCIe, from the byte counter",
+    }
+    GpuPcieTx {
+        Gpu, "pcie_tx", "MiB/s", Counter, Cheap, "pcie", Device,
+        source: "field 197",
+        absent: "before Ampere-era drivers",
+        about: "sent over PCIe, from the byte counter",
+    }
+    GpuNvlinkRx {
+        Gpu, "nvlink_rx", "MiB/s", Counter, Cheap, "nvlink", Device,
+        source: "field 139, all links",
+        absent: "cards without NVLink",
+        about: "received over all NVLinks, from the byte counter",
+    }
+    GpuNvlinkTx {
+        Gpu, "nvlink_tx", "MiB/s", Counter, Cheap, "nvlink", Device,
+        source: "field 138, all links",
+        absent: "cards without NVLink",
+        about: "sent over all NVLinks, from the byte counter",
+    }
+    GpuPcieRxSampled {
+        Gpu, "pcie_rx_sampled", "MiB/s", Gauge, OptIn, "pcie_sampled", Device,
+        source: "nvmlDeviceGetPcieThroughput",
+        absent: "MIG",
+        about: "receive rate of one 20 ms window; the call blocks for that long",
+    }
+    GpuPcieTxSampled {
+        Gpu, "pcie_tx_sampled", "MiB/s", Gauge, OptIn, "pcie_sampled", Device,
+        source: "nvmlDeviceGetPcieThroughput",
+        absent: "MIG",
+        about: "send rate of one 20 ms window; the call blocks for that long",
+    }
+    JobProcesses {
+        Job, "processes", "count", Gauge, Cheap, "tree", Whole,
+        source: "/proc/PID/task/TID/children",
+        absent: "",
+        about: "live processes of the tree",
+    }
+    JobThreads {
+        Job, "threads", "count", Gauge, Cheap, "tree", Whole,
+        source: "/proc/PID/stat",
+        absent: "",
+        about: "threads of the live processes",
+    }
+    JobCpuPercent {
+        Job, "cpu_percent", "%", Counter, Cheap, "cpu", Whole,
+        source: "/proc/PID/stat, wait4",
+        absent: "",
+        about: "CPU time of the tree, ended processes included; 100 = one core",
+    }
+    JobMemoryRss {
+        Job, "memory_rss", "MiB", Gauge, Cheap, "memory", Whole,
+        source: "/proc/PID/statm, VmHWM, ru_maxrss",
+        absent: "",
+        about: "resident memory summed over the tree; shared pages count once per process",
+    }
+    JobMemoryPss {
+        Job, "memory_pss", "MiB", Gauge, OptIn, "pss", Whole,
+        source: "/proc/PID/smaps_rollup",
+        absent: "unless asked for",
+        about: "proportional set size; shared pages count once",
+    }
+    JobIoRead {
+        Job, "io_read", "MiB/s", Counter, Cheap, "io", Whole,
+        source: "/proc/PID/io",
+        absent: "other users' processes",
+        about: "read from storage by the tree, ended processes included",
+    }
+    JobIoWrite {
+        Job, "io_write", "MiB/s", Counter, Cheap, "io", Whole,
+        source: "/proc/PID/io",
+        absent: "other users' processes",
+        about: "written towards storage by the tree, ended processes included",
+    }
+    JobGpuMemory {
+        Job, "gpu_memory", "MiB", Gauge, Dear, "gpu_processes", WholeAndDevice,
+        source: "nvmlDeviceGetComputeRunningProcesses_v3, v2, v1",
+        absent: "WSL; other PID namespaces",
+        about: "device memory of the tree, per GPU and in total",
+    }
+    JobGpuSmUtilization {
+        Job, "gpu_sm_utilization", "%", Gauge, Dear, "gpu_processes", Device,
+        source: "nvmlDeviceGetProcessUtilization",
+        absent: "MIG; other PID namespaces",
+        about: "SM share of the tree, per GPU",
+    }
+    ProcessCpuPercent {
+        Process, "cpu_percent", "%", Counter, Cheap, "cpu", Whole,
+        source: "/proc/PID/stat",
+        absent: "",
+        about: "CPU time of the process; 100 = one core",
+    }
+    ProcessMemoryRss {
+        Process, "memory_rss", "MiB", Gauge, Cheap, "memory", Whole,
+        source: "/proc/PID/statm, VmHWM",
+        absent: "",
+        about: "resident memory; max is the kernel's own peak",
+    }
+    ProcessMemoryPercent {
+        Process, "memory_percent", "%", Gauge, Cheap, "memory", Whole,
+        source: "/proc/PID/statm, /proc/meminfo",
+        absent: "",
+        about: "resident memory / host memory",
+    }
+    ProcessThreads {
+        Process, "threads", "count", Gauge, Cheap, "tree", Whole,
+        source: "/proc/PID/stat",
+        absent: "",
+        about: "threads",
+    }
+    ProcessIoRead {
+        Process, "io_read", "MiB/s", Counter, Cheap, "io", Whole,
+        source: "/proc/PID/io",
+        absent: "other users' processes",
+        about: "read from storage, reaped children included",
+    }
+    ProcessIoWrite {
+        Process, "io_write", "MiB/s", Counter, Cheap, "io", Whole,
+        source: "/proc/PID/io",
+        absent: "other users' processes",
+        about: "written towards storage, reaped children included",
+    }
+    ProcessRunningTime {
+        Process, "running_time", "min", Gauge, Cheap, "cpu", Whole,
+        source: "/proc/PID/stat",
+        absent: "",
+        about: "time since the process started",
+    }
+    ProcessGpuMemory {
+        Process, "gpu_memory", "MiB", Gauge, Dear, "gpu_processes", Device,
+        source: "nvmlDeviceGetComputeRunningProcesses_v3, v2, v1",
+        absent: "WSL; other PID namespaces",
+        about: "device memory of the process",
+    }
+    ProcessGpuMemoryPercent {
+        Process, "gpu_memory_percent", "%", Gauge, Dear, "gpu_processes", Device,
+        source: "nvmlDeviceGetComputeRunningProcesses_v3, v2, v1",
+        absent: "WSL; other PID namespaces",
+        about: "gpu_memory / memory_total of the GPU",
+    }
+    ProcessGpuSmUtilization {
+        Process, "gpu_sm_utilization", "%", Gauge, Dear, "gpu_processes", Device,
+        source: "nvmlDeviceGetProcessUtilization",
+        absent: "MIG; other PID namespaces",
+        about: "SM share",
+    }
+    ProcessGpuMemoryUtilization {
+        Process, "gpu_memory_utilization", "%", Gauge, Dear, "gpu_processes", Device,
+        source: "nvmlDeviceGetProcessUtilization",
+        absent: "MIG; other PID namespaces",
+        about: "share of time in which it used device memory",
+    }
+    GpurunCpuPercent {
+        Gpurun, "cpu_percent", "%", Counter, Cheap, "own", Whole,
+        source: "getrusage",
+        absent: "",
+        about: "CPU time of gpurun itself; 100 = one core",
+    }
+    GpurunMemoryRss {
+        Gpurun, "memory_rss", "MiB", Gauge, Cheap, "own", Whole,
+        source: "/proc/self/statm",
+        absent: "",
+        about: "resident memory of gpurun itself",
+    }
+    GpurunSampleTime {
+        Gpurun, "sample_time", "ms", Gauge, Cheap, "own", Whole,
+        source: "CLOCK_MONOTONIC",
+        absent: "",
+        about: "time that one sample took",
+    }
+    GpurunLateSamples {
+        Gpurun, "late_samples", "count", Gauge, Cheap, "own", Whole,
+        source: "sampler",
+        absent: "",
+        about: "samples taken more than half an interval late, since the run began",
+    }
+    GpurunDroppedSamples {
+        Gpurun, "dropped_samples", "count", Gauge, Cheap, "own", Whole,
+        source: "sampler",
+        absent: "",
+        about: "samples that were due and not taken, since the run began",
+    }
+    UserValue {
+        User, "value", "", Gauge, Cheap, "user", Whole,
+        source: "the job",
+        absent: "",
+        about: "scalar logged by the job under its own name",
+    }
+    BatchTimeIntraStep {
+        BatchTime, "intra_step", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "steps marked at one end only",
+        about: "from the start to the end of a step, by the job's clock",
+    }
+    BatchTimeInterStep {
+        BatchTime, "inter_step", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "the first step of an epoch",
+        about: "from the end of a step to the start of the next; for steps marked at one end, from mark to mark",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_within_a_scope_and_plain() {
+        let mut seen = HashSet::new();
+        for metric in CATALOGUE {
+            assert!(seen.insert((metric.scope, metric.name)), "{} twice", metric.name);
+            assert!(metric.name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'));
+            assert!(!metric.source.is_empty() && !metric.about.is_empty());
+        }
+        assert_eq!(MetricId::ALL.len(), CATALOGUE.len());
+    }
+
+    #[test]
+    fn the_number_is_the_row() {
+        for (row, id) in MetricId::ALL.iter().enumerate() {
+            assert_eq!(*id as usize, row);
+        }
+        assert_eq!(MetricId::GpuGpuUtilization.get().name, "gpu_utilization");
+    }
+
+    #[test]
+    fn words_address_names_groups_and_scoped_names() {
+        let rx = MetricId::GpuPcieRx.get();
+        assert!(rx.answers_to("pcie_rx") && rx.answers_to("pcie") && rx.answers_to("gpu.pcie"));
+        assert!(!rx.answers_to("host.pcie") && !rx.answers_to("nvlink"));
+        assert!(!MetricId::JobMemoryPss.get().on_by_default());
+    }
+}

@@ -1,0 +1,1 @@
+//! Text and HTML from finished logs. Never reads the machine.

@@ -1,0 +1,3 @@
+//! Deadlines, the process tree over time, GPU to process attribution. Never aggregates or formats.
+
+pub mod frame;

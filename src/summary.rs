@@ -1,0 +1,1 @@
+//! Totals of a run, as text and JSON. Never reads the machine.

@@ -1,0 +1,1 @@
+//! The one event loop that wires the rooms; the only room that sees every other.
