@@ -1,1 +1,6 @@
 //! The machine's edge: NVML, `/proc`, cgroup. One read is one value or the reason for its absence.
+
+pub mod cgroup;
+pub mod host;
+pub mod own;
+pub mod procfs;
