@@ -1,3 +1,8 @@
 //! The machine's edge: NVML, `/proc`, cgroup. One read is one value or the reason for its absence.
 
+pub mod cgroup;
+pub mod clock;
+pub mod host;
 pub mod nvml;
+pub mod own;
+pub mod procfs;
