@@ -5,11 +5,18 @@
 //! the writers, but never past its deadline. What a writer cannot write now it keeps, up to a bound,
 //! and tries again with the next window.
 
+mod columns;
 mod csv_file;
 mod disk;
 mod fanout;
 mod format;
+mod journal;
+mod metadata;
+mod parquet_file;
+pub mod read;
 pub mod target;
+mod tensorboard;
+mod wide;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,6 +25,8 @@ use thiserror::Error;
 
 pub use fanout::{FanOut, WriterReport};
 pub use format::{OpenFailure, Opened, open};
+pub use metadata::Metadata;
+pub use parquet_file::{Recovered, journal_path, recover, target_of_journal};
 use target::Target;
 
 /// How rows are laid out in CSV and Parquet files.
