@@ -16,22 +16,20 @@ use std::time::Duration;
 use crate::cli::logging::Logging;
 use crate::collectors::clock;
 use crate::control::{self, ControlEvent};
-use crate::model::device::DeviceIdentity;
-use crate::model::metric::MetricId;
 use crate::model::run::{JobExit, RunEnd, RunInfo};
 use crate::model::sample::Sample;
-use crate::model::series::SeriesInfo;
-use crate::model::time::{ClockPair, Mono, Wall};
+use crate::model::time::Mono;
 use crate::model::window::{RowKind, WindowBatch};
-use crate::sampling::deadline::Deadlines;
-use crate::sampling::gpu::{GpuReader, GpuSettings};
-use crate::sampling::sampler::{Sampler, SamplerSettings, SeriesChange, TreeRoot};
+use crate::sampling::gpu::{GpuNews, GpuReader, GpuSettings};
+use crate::sampling::{
+    Deadlines, Due, ReapedUsage, Sampler, SamplerSettings, SeriesChange, TreeRoot,
+};
 use crate::summary::Totals;
 use crate::windowing::{Fold, FoldSettings};
 use crate::writers::{FanOut, Opened, WriterReport};
 
-use super::devices::Watched;
 use super::notice::Notices;
+use super::watched::{Finding, Watched};
 
 /// Messages that wait for the engine; more are dropped and counted.
 const INBOX: usize = 4096;
@@ -41,6 +39,12 @@ const FRAME_WAIT: Duration = Duration::from_millis(250);
 
 /// How long a run waits for the driver before its files are begun without devices.
 const DRIVER_WAIT: Duration = Duration::from_secs(3);
+
+/// How often the engine looks whether the driver is open by now.
+const OPENING_LOOK: Duration = Duration::from_millis(50);
+
+/// How often a suspended engine looks at its stop flag.
+const SUSPENDED_WAIT: Duration = Duration::from_secs(60);
 
 /// How long the writers may take to finish their files after the job has ended. A Parquet target
 /// that is not done by then stays a journal, which `gpurun recover` finishes.
@@ -92,7 +96,7 @@ struct Shared {
     /// The exit of the job, known when the engine is stopped.
     exit: Mutex<Option<JobExit>>,
     /// Usage of reaped processes that the sampler has not seen yet.
-    reaped: Mutex<Vec<crate::sampling::sampler::ReapedUsage>>,
+    reaped: Mutex<Vec<ReapedUsage>>,
     /// Messages that found the inbox full.
     dropped: AtomicU64,
 }
@@ -172,7 +176,7 @@ impl Engine {
     }
 
     /// Hands over the usage of a reaped process; the sampler takes it with its next sample.
-    pub fn reaped(&self, usage: crate::sampling::sampler::ReapedUsage) {
+    pub fn reaped(&self, usage: ReapedUsage) {
         self.shared.reaped.lock().unwrap_or_else(PoisonError::into_inner).push(usage);
     }
 
@@ -217,8 +221,9 @@ struct Running {
     totals: Totals,
     on_window: Option<Box<dyn FnMut(&WindowBatch) + Send>>,
     notices: Notices,
-    dropped_said: u64,
-    active_end: Mono,
+    dropped_said: bool,
+    suspended: bool,
+    finding: Arc<Mutex<Finding>>,
 }
 
 impl Running {
@@ -250,13 +255,14 @@ impl Running {
             waiting: VecDeque::new(),
             targets,
             out: None,
-            active_end: run.start_mono,
             totals: Totals::new(run.start_mono),
             run,
             run_shared: None,
             on_window,
             notices,
-            dropped_said: 0,
+            dropped_said: false,
+            suspended: false,
+            finding: Arc::default(),
             logging,
         }
     }
@@ -290,38 +296,53 @@ impl Running {
     fn follow(&mut self) {
         self.begin_sampling();
         let mut deadlines = Deadlines::new(self.run.start_mono, self.logging.interval);
-        self.tick(clock::monotonic());
+        self.tick(clock::monotonic(), Due::unscheduled());
         loop {
             let now = clock::monotonic();
-            let due = deadlines.next(now);
-            match self.inbox.recv_timeout(due.since(now)) {
-                Ok(message) => self.handle(message),
-                Err(RecvTimeoutError::Timeout) => {
-                    let now = clock::monotonic();
-                    let lateness = deadlines.taken(now);
-                    if let Some(sampler) = &mut self.sampler {
-                        sampler.lateness(lateness);
-                    }
-                    self.tick(now);
+            // A suspended job has no samples; messages still come.
+            let wait = if self.suspended { SUSPENDED_WAIT } else { self.next_wait(deadlines.next(), now) };
+            match self.inbox.recv_timeout(wait) {
+                Ok(ToEngine::Resumed(at)) => {
+                    self.fold.resume(at);
+                    self.suspended = false;
+                    deadlines.restart(at);
+                    self.tick(clock::monotonic(), Due::unscheduled());
                 }
+                Ok(message) => self.handle(message),
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             if self.stopping() {
                 return;
             }
+            let now = clock::monotonic();
+            if !self.devices_known {
+                self.attach_devices(now, Duration::ZERO);
+            }
+            if !self.suspended
+                && let Some(due) = deadlines.take(now)
+            {
+                self.tick(now, due);
+            }
         }
+    }
+
+    /// Until the next sample; shorter while the driver is being opened, so that its first values are early.
+    fn next_wait(&self, deadline: Mono, now: Mono) -> Duration {
+        let wait = deadline.since(now);
+        if self.devices_known { wait } else { wait.min(OPENING_LOOK) }
     }
 
     /// Starts the process sampler at once; the driver is opened on a thread of its own.
     fn begin_sampling(&mut self) {
-        let metrics = self.logging.metrics.iter().copied().collect();
-        match Sampler::new(SamplerSettings {
-            root: self.root.clone(),
-            processes: self.logging.processes.into(),
-            metrics,
-            interval: self.logging.interval,
-            ..SamplerSettings::default()
-        }) {
+        let gpu = GpuSettings::new(self.logging.metrics.clone(), self.logging.interval);
+        let mut settings = SamplerSettings::new(self.root.clone());
+        settings.processes = self.logging.processes.into();
+        settings.metrics = self.logging.metrics.iter().copied().collect();
+        settings.interval = self.logging.interval;
+        settings.dear_interval = gpu.dear_every;
+        settings.gpu_processes_interval = gpu.processes_every;
+        match Sampler::new(settings) {
             Ok(sampler) => {
                 for (id, info) in sampler.initial_series() {
                     self.fold.open_series(id, info);
@@ -330,34 +351,39 @@ impl Running {
             }
             Err(error) => self.notices.say(&format!("host and job values cannot be read: {error}")),
         }
-        self.gpu = Some(GpuReader::start(
-            self.library.clone(),
-            self.watched.clone().into_finder(),
-            GpuSettings::new(&self.logging.metrics, self.logging.interval),
-        ));
+        let (watched, library, finding) = (self.watched.clone(), self.library.clone(), Arc::clone(&self.finding));
+        match GpuReader::launch(move || watched.find(library.as_deref(), &finding), gpu) {
+            Ok(reader) => self.gpu = Some(reader),
+            Err(error) => self.notices.say(&format!("GPU values cannot be read: {error}")),
+        }
     }
 
     /// Takes one sample and folds it.
-    fn tick(&mut self, now: Mono) {
+    fn tick(&mut self, now: Mono, due: Due) {
         self.attach_devices(now, Duration::ZERO);
+        if let Some(gpu) = &mut self.gpu
+            && self.devices_known
+        {
+            gpu.request(now);
+        }
+        self.sample(now, due);
+        self.say_news();
+        self.advance();
+    }
+
+    /// Reads everything that is due; a frame that the driver does not deliver in time is taken at a later tick.
+    fn sample(&mut self, now: Mono, due: Due) {
+        let Some(sampler) = &mut self.sampler else { return };
+        for usage in self.shared.reaped.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            sampler.reaped(&usage);
+        }
         let frame = match &mut self.gpu {
-            Some(gpu) if self.devices_known => {
-                gpu.request(now);
-                gpu.take(FRAME_WAIT.min(self.logging.interval / 2))
-            }
+            Some(gpu) if self.devices_known => gpu.take(FRAME_WAIT.min(self.logging.interval / 2)),
             _ => None,
         };
-        if let Some(sampler) = &mut self.sampler {
-            for usage in self.shared.reaped.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-                sampler.reaped(&usage);
-            }
-            self.sample.clear(now);
-            sampler.sample(now, frame, &mut self.sample, &mut self.changes);
-            self.apply_changes(now);
-            self.fold.sample(&self.sample);
-        }
-        self.say_reasons();
-        self.advance();
+        sampler.sample(now, due, frame, &mut self.sample, &mut self.changes);
+        self.apply_changes(now);
+        self.fold.sample(&self.sample);
     }
 
     fn apply_changes(&mut self, now: Mono) {
@@ -375,29 +401,33 @@ impl Running {
         if self.devices_known {
             return;
         }
-        let found = self.gpu.as_mut().and_then(|gpu| gpu.devices(patience));
-        match found {
-            Some(Ok(found)) => {
+        let answer = match &mut self.gpu {
+            Some(gpu) => gpu.ready(patience),
+            None => Some(Ok(Arc::from([]))),
+        };
+        match answer {
+            Some(Ok(followed)) => {
                 self.devices_known = true;
-                self.run.driver = found.driver;
-                for line in found.notices {
+                let finding = std::mem::take(&mut *self.finding.lock().unwrap_or_else(PoisonError::into_inner));
+                self.run.driver = finding.driver;
+                for line in finding.notes {
                     self.notices.say(&line);
                 }
-                self.run.devices = found.devices.clone();
+                self.run.devices = followed.iter().map(|f| Arc::clone(&f.identity)).collect();
                 if let Some(sampler) = &mut self.sampler {
-                    sampler.attach_devices(found.devices, &mut self.changes);
+                    sampler.attach_devices(&followed, &mut self.changes);
                 }
                 self.apply_changes(now);
                 self.begin_files();
+                // The first values of the GPUs are those of now, not of the next sample.
+                if let Some(gpu) = &mut self.gpu {
+                    gpu.request(now);
+                }
             }
-            Some(Err(why)) => {
+            Some(Err(error)) => {
                 self.devices_known = true;
                 self.gpu = None;
-                self.notices.say(&why);
-                self.begin_files();
-            }
-            None if self.gpu.is_none() => {
-                self.devices_known = true;
+                self.notices.say(&format!("no GPU values: {error}"));
                 self.begin_files();
             }
             None if now.since(self.run.start_mono) > DRIVER_WAIT => self.begin_files(),
@@ -411,7 +441,7 @@ impl Running {
             return;
         }
         if let Some(sampler) = &self.sampler {
-            self.run.series = sampler.series();
+            self.run.series = sampler.initial_series().into_iter().map(|(_, info)| info).collect();
         }
         let run = Arc::new(self.run.clone());
         self.run_shared = Some(Arc::clone(&run));
@@ -423,22 +453,45 @@ impl Running {
         }
     }
 
-    /// What cannot be read, once per metric and device.
-    fn say_reasons(&mut self) {
+    /// What the user should hear, once each.
+    fn say_news(&mut self) {
         if let Some(sampler) = &mut self.sampler {
-            for line in sampler.notices() {
-                self.notices.say(&line);
+            for notice in sampler.take_notices() {
+                self.notices.say(&notice.to_string());
             }
+        }
+        if let Some(gpu) = &mut self.gpu {
+            let news = gpu.news();
+            self.say_gpu_news(&news);
         }
         if let Some(out) = &self.out {
             for line in out.notices() {
                 self.notices.say(&line);
             }
         }
-        let dropped = self.shared.dropped.load(Ordering::Relaxed);
-        if dropped > self.dropped_said && self.dropped_said == 0 {
-            self.notices.say("the job sends marks faster than they can be taken: some are dropped");
-            self.dropped_said = dropped;
+        if !self.dropped_said && self.shared.dropped.load(Ordering::Relaxed) > 0 {
+            self.dropped_said = true;
+            self.notices.say("messages to the sampler come faster than they can be taken: some are dropped");
+        }
+    }
+
+    /// One line for all metrics that a device lacks for the same reason.
+    fn say_gpu_news(&self, news: &[GpuNews]) {
+        let mut lines: Vec<(Option<usize>, String, Vec<&'static str>)> = Vec::new();
+        for item in news {
+            let reason = item.reason.to_string();
+            let name = item.metric.map(|metric| metric.get().name);
+            match lines.iter_mut().find(|(device, why, _)| *device == item.device && *why == reason) {
+                Some((_, _, names)) => names.extend(name),
+                None => lines.push((item.device, reason, name.into_iter().collect())),
+            }
+        }
+        for (device, reason, names) in lines {
+            let subject = device
+                .and_then(|place| self.run.devices.get(place))
+                .map_or_else(|| "NVML".to_owned(), |device| device.gpu_label());
+            let what = if names.is_empty() { String::new() } else { format!(" {}", names.join(", ")) };
+            self.notices.say_once(&format!("{subject}{what}: {reason}"));
         }
     }
 
@@ -493,10 +546,15 @@ impl Running {
             }
             ToEngine::Collect(stack, reply) => {
                 let now = clock::monotonic();
-                self.tick(now);
+                self.tick(now, Due::unscheduled());
                 let _ = reply.try_send(self.fold.collect(stack, now));
             }
-            ToEngine::Suspended(at) => self.fold.suspend(at),
+            ToEngine::Suspended(at) => {
+                // What the job did until it was stopped still counts.
+                self.tick(at, Due::unscheduled());
+                self.fold.suspend(at);
+                self.suspended = true;
+            }
             ToEngine::Resumed(at) => self.fold.resume(at),
             ToEngine::Wake => {}
         }
@@ -508,13 +566,22 @@ impl Running {
         while let Ok(message) = self.inbox.try_recv() {
             self.handle(message);
         }
+        if self.suspended {
+            self.fold.resume(clock::monotonic());
+            self.suspended = false;
+        }
+        self.attach_devices(clock::monotonic(), FRAME_WAIT);
         let now = clock::monotonic();
-        self.attach_devices(now, FRAME_WAIT);
-        self.tick(now);
+        if let Some(gpu) = &mut self.gpu
+            && self.devices_known
+        {
+            gpu.request_everything(now);
+        }
+        self.sample(now, Due::unscheduled());
         self.begin_files();
         self.fold.finish(clock::pair(), &mut self.batches);
         self.pass_on();
-        self.say_reasons();
+        self.say_news();
     }
 
     /// Ends the driver's thread and the files.
