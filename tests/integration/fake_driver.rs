@@ -4,9 +4,11 @@
 
 use std::ffi::CString;
 use std::fmt::Write as _;
+use std::io::{BufRead as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use fake_nvml::{Counter, Cuda, Energy, Fault, Gpu, Installed, Level, Mig, Process, Scenario, Signal};
 use nvml_wrapper::Nvml;
@@ -352,6 +354,7 @@ fn faults_begin_end_and_name_their_gpu() {
                 count: Some(1),
                 ..fault("nvmlDeviceGetPowerUsage", "TIMEOUT")
             },
+            Fault { gpu: Some(1), ..fault("nvmlDeviceGetHandleByUUID", "NO_PERMISSION") },
             Fault { from: Some(10.0), until: Some(11.0), ..fault("nvmlDeviceGetTemperature*", "UNKNOWN") },
         ],
         reload_at: vec![40.0],
@@ -371,7 +374,8 @@ def code(call, *args):
         return error.value
 n.nvmlInit()
 h = [n.nvmlDeviceGetHandleByIndex(i) for i in range(3)]
-out = [[code(n.nvmlDeviceGetPowerUsage, h[1]) for _ in range(4)], [code(n.nvmlDeviceGetPowerUsage, h[0]) for _ in range(4)]]
+out = [[code(n.nvmlDeviceGetPowerUsage, h[1]) for _ in range(4)], [code(n.nvmlDeviceGetPowerUsage, h[0]) for _ in range(4)],
+    [code(n.nvmlDeviceGetHandleByUUID, n.nvmlDeviceGetUUID(x)) for x in h]]
 for second in (9.9, 10, 11):
     t(second)
     out.append([code(n.nvmlDeviceGetTemperature, h[0], 0), code(n.nvmlDeviceGetTemperatureV, h[0], 0), code(n.nvmlDeviceGetFanSpeed, h[0])])
@@ -390,6 +394,7 @@ print(json.dumps(out))",
         serde_json::json!([
             [0, 0, 10, 0],
             [0, 0, 0, 0],
+            [0, 4, 0],
             [0, 0, 0],
             [999, 999, 0],
             [0, 0, 0],
@@ -429,33 +434,35 @@ fn a_call_hangs_until_the_test_lets_it_go() {
         ..Scenario::default()
     };
     let installed = fake_nvml::install(directory.path(), &scenario).unwrap();
+    let code = "
+import sys, threading, pynvml as n
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+hung = threading.Thread(target=lambda: print(n.nvmlDeviceGetPowerUsage(h), flush=True))
+hung.start()
+sys.stdin.readline()
+print(n.nvmlDeviceGetCount(), flush=True)
+hung.join()";
     let mut command = Command::new(support::python());
-    command.args([
-        "-c",
-        "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetPowerUsage(n.nvmlDeviceGetHandleByIndex(0)))",
-    ]);
-    let child = installed
-        .log_calls(installed.apply(&mut command))
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    let hangs = || {
-        installed.calls().iter().any(|call| call.function == "nvmlDeviceGetPowerUsage" && call.code.is_none())
+    command.args(["-c", code]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = installed.log_calls(installed.apply(&mut command)).spawn().unwrap();
+    let power = |ended: bool| {
+        let calls = installed.calls();
+        calls.iter().any(|call| call.function == "nvmlDeviceGetPowerUsage" && call.code.is_some() == ended)
     };
-    while !hangs() {
-        assert!(std::time::Instant::now() < deadline, "the call never began");
-        std::thread::yield_now();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !power(false) {
+        assert!(Instant::now() < deadline, "the call never began");
+        std::thread::sleep(Duration::from_millis(2));
     }
-    assert!(
-        !installed
-            .calls()
-            .iter()
-            .any(|call| call.function == "nvmlDeviceGetPowerUsage" && call.code.is_some())
-    );
+    // Another thread's calls go on while this one hangs.
+    child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let mut lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "1");
+    assert!(!power(true), "the call ended by itself");
     std::fs::remove_file(&gate).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), "5000");
+    assert_eq!(lines.next().unwrap().unwrap(), "5000");
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]
