@@ -14,9 +14,11 @@ use crate::launch::SignalHold;
 mod catalogue;
 mod describe;
 mod engine;
+mod export;
 mod job;
 mod notice;
 mod record;
+mod recover;
 mod targets;
 mod watched;
 

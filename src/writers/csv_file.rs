@@ -68,6 +68,18 @@ fn cut_torn_line(file: &mut LogFile) -> Result<Option<String>, WriterError> {
     Ok(Some(format!("{}: cut an incomplete last line of {torn} bytes", path.display())))
 }
 
+/// Cuts an incomplete last line of a log whose gpurun was killed; gives the bytes that were cut.
+///
+/// Fails with [`WriterError::Busy`] while a gpurun writes it, and leaves files alone that are not ours.
+pub fn recover(path: &Path) -> Result<u64, WriterError> {
+    super::read::rows(path)?;
+    let mut file = LogFile::existing(path)?;
+    let before = file.len();
+    cut_torn_line(&mut file)?;
+    file.sync().map_err(WriterError::io("sync", path))?;
+    Ok(before - file.len())
+}
+
 /// Offset after the last line end. Our fields never hold one, quoted or not.
 pub(super) fn whole_lines(file: &File, len: u64) -> io::Result<u64> {
     let mut end = len;
@@ -99,7 +111,7 @@ fn long_names() -> [&'static str; LONG.len()] {
     LONG.map(|c| c.name)
 }
 
-fn header(columns: &[impl AsRef<[u8]>]) -> Vec<u8> {
+pub(super) fn header(columns: &[impl AsRef<[u8]>]) -> Vec<u8> {
     let mut out = Vec::new();
     for (n, column) in columns.iter().enumerate() {
         if n > 0 {

@@ -46,7 +46,7 @@ pub(super) const JOURNALS: &str = "gpurun.journals";
 pub(super) const DEVICES: &str = "gpurun.devices";
 pub(super) const VERSION: &str = "gpurun.schema_version";
 
-fn layout_name(layout: Layout) -> &'static str {
+pub(super) fn layout_name(layout: Layout) -> &'static str {
     match layout {
         Layout::Long => "long",
         Layout::Wide => "wide",

@@ -45,7 +45,7 @@ pub fn target_of_journal(journal: &Path) -> Option<PathBuf> {
 }
 
 /// Where the file is written before it gets its name; hidden, so that dataset readers pass it by.
-fn aside_path(target: &Path) -> PathBuf {
+pub(super) fn aside_path(target: &Path) -> PathBuf {
     let name = target.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     target.with_file_name(format!(".{name}.tmp"))
 }
@@ -82,6 +82,10 @@ impl Aside {
             ArrowWriter::try_new(BufWriter::with_capacity(256 << 10, file), schema, Some(properties()))
                 .map_err(encoding("write", &aside))?;
         Ok(Aside { writer, aside, target: target.to_owned(), rows: 0 })
+    }
+
+    pub(super) fn target(&self) -> &Path {
+        &self.target
     }
 
     pub(super) fn write(&mut self, batch: &RecordBatch) -> Result<(), WriterError> {

@@ -82,6 +82,42 @@ pub fn rows(path: &Path) -> Result<LogReader, WriterError> {
     }
 }
 
+/// The logs that a path means: a file itself, or the CSV, Parquet and journal files of a directory, by
+/// name. A journal whose rows are in the finished file beside it is left out.
+pub fn logs(path: &Path) -> Result<Vec<PathBuf>, WriterError> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(WriterError::io("read", path))? {
+        let entry = entry.map_err(WriterError::io("read", path))?.path();
+        let name = entry.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let is_log = [".csv", ".parquet", ".parquet.journal"].iter().any(|suffix| name.ends_with(suffix));
+        if is_log && !name.starts_with('.') && entry.is_file() && !is_finished_journal(&entry) {
+            found.push(entry);
+        }
+    }
+    if found.is_empty() {
+        return Err(WriterError::NoLog(path.to_owned()));
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn is_finished_journal(path: &Path) -> bool {
+    let Some(target) = super::target_of_journal(path) else { return false };
+    if path.metadata().is_ok_and(|m| m.len() == 0) {
+        return true;
+    }
+    match (rows(path), rows(&target)) {
+        (Ok(journal), Ok(file)) => journal
+            .metadata()
+            .get(metadata::JOURNAL)
+            .is_some_and(|name| metadata::texts(file.metadata(), metadata::JOURNALS).contains(name)),
+        _ => false,
+    }
+}
+
 fn open_csv(path: &Path, file: File, size: u64) -> Result<LogReader, WriterError> {
     let whole = whole_lines(&file, size).map_err(WriterError::io("read", path))?;
     let reader = BufReader::with_capacity(256 << 10, file).take(whole);
