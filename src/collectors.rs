@@ -2,5 +2,6 @@
 
 pub mod cgroup;
 pub mod host;
+pub mod nvml;
 pub mod own;
 pub mod procfs;
