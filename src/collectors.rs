@@ -1,3 +1,5 @@
 //! The machine's edge: NVML, `/proc`, cgroup. One read is one value or the reason for its absence.
 
+pub mod cuda;
 pub mod nvml;
+pub mod users;

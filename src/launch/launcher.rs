@@ -262,8 +262,7 @@ impl Launcher {
             // SAFETY: neither waits nor reaps; `info` is plain data, zero when there is nothing.
             let (pid, code, status) = unsafe {
                 let mut info: libc::siginfo_t = std::mem::zeroed();
-                let how =
-                    libc::WEXITED | libc::WSTOPPED | libc::WCONTINUED | libc::WNOHANG | libc::WNOWAIT;
+                let how = libc::WEXITED | libc::WSTOPPED | libc::WCONTINUED | libc::WNOHANG | libc::WNOWAIT;
                 if libc::waitid(libc::P_ALL, 0, &mut info, how) != 0 {
                     return None;
                 }
@@ -472,7 +471,9 @@ impl Launcher {
         loop {
             if self.others().is_empty() {
                 // The last of the dead are reaped too.
-                while let JobEvent::Dying { .. } | JobEvent::Reaped(_) = self.pass_reaped(Duration::ZERO, reaped) {}
+                while let JobEvent::Dying { .. } | JobEvent::Reaped(_) =
+                    self.pass_reaped(Duration::ZERO, reaped)
+                {}
                 return true;
             }
             if left(end).is_zero() {
