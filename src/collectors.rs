@@ -2,7 +2,9 @@
 
 pub mod cgroup;
 pub mod clock;
+pub mod cuda;
 pub mod host;
 pub mod nvml;
 pub mod own;
 pub mod procfs;
+pub mod users;

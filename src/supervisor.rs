@@ -12,13 +12,16 @@ use crate::cli::{self, Invocation, Stop};
 use crate::launch::SignalHold;
 
 mod catalogue;
+mod choose;
 mod describe;
+mod devices;
 mod engine;
 mod export;
 mod job;
 mod notice;
 mod record;
 mod recover;
+mod select;
 mod targets;
 mod watched;
 

@@ -30,7 +30,7 @@ pub enum DurationError {
 ///
 /// # Errors
 /// Anything else; only ASCII is read.
-pub fn parse(text: &str) -> Result<Duration, DurationError> {
+pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let text = text.trim_matches(|c: char| c.is_ascii_whitespace());
     if text.is_empty() {
         return Err(DurationError::Empty);
@@ -70,7 +70,8 @@ pub fn parse(text: &str) -> Result<Duration, DurationError> {
         }
         last_unit = unit;
         let whole = whole.trim_start_matches('0');
-        let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| DurationError::TooLong)? };
+        let whole: u128 =
+            if whole.is_empty() { 0 } else { whole.parse().map_err(|_| DurationError::TooLong)? };
         // A nanosecond of a day is its fifteenth decimal: eighteen digits are more than enough.
         let fraction = fraction.get(..18).unwrap_or(fraction);
         let parts: u128 = if fraction.is_empty() { 0 } else { fraction.parse().unwrap_or(0) };
@@ -110,7 +111,7 @@ mod tests {
             ("0", 0),
             ("007s", 7000),
         ] {
-            assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
         }
     }
 
@@ -132,7 +133,7 @@ mod tests {
             ("600000000000000d", DurationError::TooLong),
             ("\u{ff11}s", DurationError::Malformed),
         ] {
-            assert_eq!(parse(text), Err(error), "{text:?}");
+            assert_eq!(parse_duration(text), Err(error), "{text:?}");
         }
     }
 
@@ -141,17 +142,17 @@ mod tests {
 
         #[test]
         fn anything_typed_is_a_duration_or_a_mistake(text in "\\PC{0,24}") {
-            let _ = parse(&text);
+            let _ = parse_duration(&text);
         }
 
         #[test]
         fn duration_like_text_never_panics(text in "([0-9]{0,22}[.]?[0-9]{0,22}(ms|s|m|h|d|x)?){0,4}") {
-            let _ = parse(&text);
+            let _ = parse_duration(&text);
         }
 
         #[test]
         fn whole_milliseconds_are_exact(ms in 0_u64..=u64::from(u32::MAX)) {
-            prop_assert_eq!(parse(&format!("{ms}ms")), Ok(Duration::from_millis(ms)));
+            prop_assert_eq!(parse_duration(&format!("{ms}ms")), Ok(Duration::from_millis(ms)));
         }
     }
 }

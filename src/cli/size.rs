@@ -13,7 +13,9 @@ pub enum SizeError {
     #[error("a size has no sign")]
     Signed,
     /// Letters that are no unit.
-    #[error("unknown unit: use K, M, G, T, P (powers of 1000) or Ki, Mi, Gi, Ti, Pi (powers of 1024), with or without B")]
+    #[error(
+        "unknown unit: use K, M, G, T, P (powers of 1000) or Ki, Mi, Gi, Ti, Pi (powers of 1024), with or without B"
+    )]
     Unit,
     /// More bytes than 64 bits hold.
     #[error("more bytes than 64 bits can count")]
@@ -26,7 +28,7 @@ pub enum SizeError {
 ///
 /// # Errors
 /// Anything else, each with its own words; only ASCII is read.
-pub fn parse(text: &str) -> Result<u64, SizeError> {
+pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let text = text.trim_matches(|c: char| c.is_ascii_whitespace());
     if text.is_empty() {
         return Err(SizeError::Empty);
@@ -114,7 +116,7 @@ mod tests {
             ("0", 0),
             ("500MB", 500_000_000),
         ] {
-            assert_eq!(parse(text), Ok(bytes), "{text}");
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
     }
 
@@ -141,10 +143,10 @@ mod tests {
             ("5\u{212a}", SizeError::Malformed),
             ("\u{ff15}G", SizeError::Malformed),
         ] {
-            assert_eq!(parse(text), Err(error), "{text:?}");
+            assert_eq!(parse_size(text), Err(error), "{text:?}");
         }
         let long = "9".repeat(80);
-        assert_eq!(parse(&long), Err(SizeError::TooLarge));
+        assert_eq!(parse_size(&long), Err(SizeError::TooLarge));
     }
 
     proptest! {
@@ -152,19 +154,19 @@ mod tests {
 
         #[test]
         fn anything_typed_is_a_size_or_a_mistake(text in "\\PC{0,24}") {
-            let _ = parse(&text);
+            let _ = parse_size(&text);
         }
 
         #[test]
         fn size_like_text_never_panics(text in "[+-]?[0-9]{0,24}[.]?[0-9]{0,40} ?[kKmMgGtTpPeEiIbB%\u{212a}]{0,4}") {
-            let _ = parse(&text);
+            let _ = parse_size(&text);
         }
 
         #[test]
         fn whole_numbers_are_exact(n in 0_u64..=u64::MAX / 1024, ki in any::<bool>()) {
-            prop_assert_eq!(parse(&n.to_string()), Ok(n));
+            prop_assert_eq!(parse_size(&n.to_string()), Ok(n));
             let factor = if ki { 1024 } else { 1000 };
-            prop_assert_eq!(parse(&format!("{n}{}", if ki { "KiB" } else { "k" })), Ok(n * factor));
+            prop_assert_eq!(parse_size(&format!("{n}{}", if ki { "KiB" } else { "k" })), Ok(n * factor));
         }
     }
 }

@@ -405,18 +405,16 @@ fn judge(
 
 /// Refuses a GPU that does not answer to its name, is lost, or is closed to this user.
 fn reachable(device: &DeviceSnapshot) -> Verdict {
-    let failed = |reason: &Reason| {
-        matches!(reason, Reason::GpuLost | Reason::DriverGone | Reason::TimedOut | Reason::NoPermission)
-    };
-    let reason = device.uuid.as_ref().err().or_else(|| {
-        let hardware = [
-            device.memory.as_ref().err(),
-            device.gpu_utilization.as_ref().err(),
-            device.name.as_ref().err(),
-            device.compute_mode.as_ref().err(),
-        ];
-        hardware.into_iter().flatten().find(|reason| failed(reason))
-    });
+    let lost = |reason: &&Reason| matches!(reason, Reason::GpuLost | Reason::DriverGone | Reason::TimedOut);
+    let readings = [
+        device.memory.as_ref().err(),
+        device.gpu_utilization.as_ref().err(),
+        device.name.as_ref().err(),
+        device.compute_mode.as_ref().err(),
+    ];
+    let forbidden = device.memory.as_ref().err().filter(|reason| **reason == Reason::NoPermission);
+    let reason =
+        device.uuid.as_ref().err().or_else(|| readings.into_iter().flatten().find(lost)).or(forbidden);
     let outcome = reason.map_or(Outcome::Pass, |reason| Outcome::Unreadable(reason.clone()));
     Verdict { constraint: Constraint::Reachable, value: None, limit: None, outcome }
 }
@@ -430,9 +428,7 @@ fn compute_mode(device: &DeviceSnapshot) -> (Option<Quantity>, Outcome) {
         Ok(ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread) => match &device.processes {
             Ok(processes) => match processes.iter().find(|process| process.compute) {
                 None => (text("Exclusive, nobody on it"), Outcome::Pass),
-                Some(process) => {
-                    (text(&format!("Exclusive, pid {} is on it", process.pid)), Outcome::Fail)
-                }
+                Some(process) => (text(&format!("Exclusive, pid {} is on it", process.pid)), Outcome::Fail),
             },
             Err(reason) => (text("Exclusive"), Outcome::Unreadable(reason.clone())),
         },
@@ -476,8 +472,8 @@ fn known<T>(source: &Result<T, Reason>, value: Option<u64>) -> Result<u64, Reaso
 fn at_least(value: Result<u64, Reason>, limit: u64, tolerance: u32) -> (Option<Quantity>, Outcome) {
     match value {
         Ok(value) => {
-            let loosened = u128::from(value) * 100
-                >= u128::from(limit) * u128::from(100_u32.saturating_sub(tolerance));
+            let loosened =
+                u128::from(value) * 100 >= u128::from(limit) * u128::from(100_u32.saturating_sub(tolerance));
             (Some(Quantity::Bytes(value)), three_way(value >= limit, loosened))
         }
         Err(reason) => (None, Outcome::Unreadable(reason)),

@@ -208,6 +208,8 @@ pub enum Patience {
 pub struct Settings {
     /// What the devices must satisfy.
     pub constraints: Constraints,
+    /// Users whose memory counts as free, by name or uid; none named means the current one.
+    pub accounts: Option<Vec<String>>,
     /// From which to choose.
     pub candidates: Candidates,
     /// How they are named.

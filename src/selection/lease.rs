@@ -80,7 +80,7 @@ impl fmt::Display for Holder {
             write!(f, " ({})", self.command)?;
         }
         if let Ok(since) = jiff::Timestamp::from_second(self.since) {
-            let since = since.to_zoned(jiff::tz::TimeZone::system());
+            let since = since.to_zoned_datetime(jiff::tz::TimeZone::system());
             write!(f, " since {}", since.strftime("%Y-%m-%d %H:%M:%S"))?;
         }
         if let Some(share) = self.share {
@@ -153,7 +153,8 @@ pub struct LeaseDirectory {
 pub fn default_directory() -> PathBuf {
     // Not age-cleaned as /tmp is, and not emptied at logout as /dev/shm can be.
     let run_lock = Path::new("/run/lock");
-    let shared = std::fs::metadata(run_lock).is_ok_and(|meta| meta.is_dir() && meta.mode() & 0o1777 == 0o1777);
+    let shared =
+        std::fs::metadata(run_lock).is_ok_and(|meta| meta.is_dir() && meta.mode() & 0o1777 == 0o1777);
     if shared { run_lock.join("gpurun") } else { PathBuf::from("/tmp/gpurun-leases") }
 }
 
@@ -426,8 +427,10 @@ impl LeaseDirectory {
     fn taken_below(&self, scope: &str, names: &[String]) -> BTreeMap<String, Holder> {
         let mut taken = BTreeMap::new();
         for name in names {
-            let Some(below) =
-                name.strip_prefix(scope).and_then(|r| r.strip_prefix('+')).and_then(|r| r.strip_suffix(".lock"))
+            let Some(below) = name
+                .strip_prefix(scope)
+                .and_then(|r| r.strip_prefix('+'))
+                .and_then(|r| r.strip_suffix(".lock"))
             else {
                 continue;
             };
@@ -542,7 +545,8 @@ impl Selecting<'_> {
             let taken = directory.taken_below(&scope, &directory.names()?);
             let slot = (0_u32..).map(|slot| format!("s{slot}")).find(|slot| !taken.contains_key(slot));
             let scope = format!("{scope}+{}", slot.unwrap_or_default());
-            let Some(slot) = directory.lock(&format!("{scope}.lock"), true, LOOK_PATIENCE).map_err(wrap)? else {
+            let Some(slot) = directory.lock(&format!("{scope}.lock"), true, LOOK_PATIENCE).map_err(wrap)?
+            else {
                 return Ok(None);
             };
             lease.parts.push(Part { uuid: uuid.clone(), scope, files: vec![file, slot] });
@@ -599,7 +603,11 @@ impl Lease {
 
 /// The beginning of a device's file names.
 pub(super) fn file_stem(uuid: &GpuUuid) -> String {
-    uuid.as_str().chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).take(100).collect()
+    uuid.as_str()
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' })
+        .take(100)
+        .collect()
 }
 
 /// Wraps the system's words.

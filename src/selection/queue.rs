@@ -95,9 +95,7 @@ impl Ticket<'_> {
     pub fn ahead(&self) -> Result<Vec<String>, SelectionError> {
         let mut names = self.directory.names()?;
         names.retain(|name| {
-            number(name).is_some()
-                && *name < self.name
-                && self.directory.waits_for(name, &self.devices)
+            number(name).is_some() && *name < self.name && self.directory.waits_for(name, &self.devices)
         });
         Ok(names)
     }

@@ -100,7 +100,10 @@ pub fn parse(text: &str, devices: &[DeviceSnapshot], ordinals: &Ordinals) -> Vis
         for (index, entry) in entries.iter().enumerate().skip(position) {
             let why = match index {
                 _ if index == position => why.clone(),
-                _ => format!("it stands behind {:?}, which ends the list", entries.get(position).unwrap_or(&"")),
+                _ => format!(
+                    "it stands behind {:?}, which ends the list",
+                    entries.get(position).unwrap_or(&"")
+                ),
             };
             visible.dropped.push(Dropped { entry: (*entry).to_owned(), why });
         }
@@ -213,7 +216,8 @@ fn find_slice(name: &str, devices: &[DeviceSnapshot]) -> Result<usize, String> {
         Err(why) => why,
     };
     let mut parts = name.trim_start_matches("MIG-").split('/');
-    let (Some(parent), Some(gpu), Some(compute), None) = (parts.next(), parts.next(), parts.next(), parts.next())
+    let (Some(parent), Some(gpu), Some(compute), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
     else {
         return Err(failed);
     };
