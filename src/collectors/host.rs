@@ -106,7 +106,7 @@ impl HostReader {
             meminfo: open("meminfo"),
             loadavg: open("loadavg"),
             diskstats: open("diskstats"),
-            // Not `net/dev`: `net` is a link to `self/net`, which a fake root need not have.
+            // Not `net/dev`: `net` is a link to `self/net`, which another root need not have.
             net_dev: open("self/net/dev").or_else(|| open("net/dev")),
             pressure,
             cpu_limit: cgroup.cpu_limit(),
