@@ -11,6 +11,7 @@ pub mod metric;
 pub mod reading;
 pub mod run;
 pub mod sample;
+pub mod selection;
 pub mod series;
 pub mod time;
 pub mod window;
