@@ -354,18 +354,15 @@ impl Launcher {
             let seen = libc::waitid(libc::P_PID, id, &mut info, how) == 0 && info.si_pid() == self.pid;
             seen.then(|| info.si_status())
         };
-        match stopped_by {
-            Some(signal @ (libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)) => {
-                self.suspended = true;
-                self.stop_self(signal);
-                // The CONT that ended our stop waits in the queue; it is judged once the job runs.
-                if self.main_stopped() {
-                    // SAFETY: the target is gpurun's own unreaped child.
-                    unsafe { libc::kill(self.pid, libc::SIGCONT) };
-                }
-                self.suspended = false;
+        if let Some(signal @ (libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)) = stopped_by {
+            self.suspended = true;
+            self.stop_self(signal);
+            // The CONT that ended our stop waits in the queue; it is judged once the job runs.
+            if self.main_stopped() {
+                // SAFETY: the target is gpurun's own unreaped child.
+                unsafe { libc::kill(self.pid, libc::SIGCONT) };
             }
-            _ => {}
+            self.suspended = false;
         }
     }
 
