@@ -262,8 +262,7 @@ impl Launcher {
             // SAFETY: neither waits nor reaps; `info` is plain data, zero when there is nothing.
             let (pid, code, status) = unsafe {
                 let mut info: libc::siginfo_t = std::mem::zeroed();
-                let how =
-                    libc::WEXITED | libc::WSTOPPED | libc::WCONTINUED | libc::WNOHANG | libc::WNOWAIT;
+                let how = libc::WEXITED | libc::WSTOPPED | libc::WCONTINUED | libc::WNOHANG | libc::WNOWAIT;
                 if libc::waitid(libc::P_ALL, 0, &mut info, how) != 0 {
                     return None;
                 }
@@ -355,18 +354,15 @@ impl Launcher {
             let seen = libc::waitid(libc::P_PID, id, &mut info, how) == 0 && info.si_pid() == self.pid;
             seen.then(|| info.si_status())
         };
-        match stopped_by {
-            Some(signal @ (libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)) => {
-                self.suspended = true;
-                self.stop_self(signal);
-                // The CONT that ended our stop waits in the queue; it is judged once the job runs.
-                if self.main_stopped() {
-                    // SAFETY: the target is gpurun's own unreaped child.
-                    unsafe { libc::kill(self.pid, libc::SIGCONT) };
-                }
-                self.suspended = false;
+        if let Some(signal @ (libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)) = stopped_by {
+            self.suspended = true;
+            self.stop_self(signal);
+            // The CONT that ended our stop waits in the queue; it is judged once the job runs.
+            if self.main_stopped() {
+                // SAFETY: the target is gpurun's own unreaped child.
+                unsafe { libc::kill(self.pid, libc::SIGCONT) };
             }
-            _ => {}
+            self.suspended = false;
         }
     }
 
@@ -472,7 +468,9 @@ impl Launcher {
         loop {
             if self.others().is_empty() {
                 // The last of the dead are reaped too.
-                while let JobEvent::Dying { .. } | JobEvent::Reaped(_) = self.pass_reaped(Duration::ZERO, reaped) {}
+                while let JobEvent::Dying { .. } | JobEvent::Reaped(_) =
+                    self.pass_reaped(Duration::ZERO, reaped)
+                {}
                 return true;
             }
             if left(end).is_zero() {

@@ -60,7 +60,11 @@ pub(super) fn decide(signal: i32, origin: Origin, now: &Situation<'_>) -> Result
         Origin::Process(pid) if (now.in_job)(pid) => Err(NotForwarded::FromJob),
         // `fg` continues the whole group, `kill -CONT` only gpurun: the job's state tells them apart.
         Origin::Process(_) if signal == libc::SIGCONT && now.after_stop => {
-            if (now.main_stopped)() { Ok(()) } else { Err(NotForwarded::AlreadyContinued) }
+            if (now.main_stopped)() {
+                Ok(())
+            } else {
+                Err(NotForwarded::AlreadyContinued)
+            }
         }
         Origin::Process(_) => Ok(()),
     }
@@ -73,13 +77,16 @@ mod tests {
     fn ask(signal: i32, code: i32, leads: bool, after_stop: bool, stopped: bool) -> Result<(), NotForwarded> {
         let in_job = |pid: i32| pid == 7;
         let main_stopped = || stopped;
-        let now = Situation { leads_session: leads, after_stop, in_job: &in_job, main_stopped: &main_stopped };
+        let now =
+            Situation { leads_session: leads, after_stop, in_job: &in_job, main_stopped: &main_stopped };
         decide(signal, Origin::new(signal, code, 3), &now)
     }
 
     #[test]
     fn what_the_terminal_sends_is_never_sent_on() {
-        for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP, libc::SIGTTIN, libc::SIGWINCH, libc::SIGHUP] {
+        for signal in
+            [libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP, libc::SIGTTIN, libc::SIGWINCH, libc::SIGHUP]
+        {
             assert_eq!(ask(signal, libc::SI_KERNEL, false, false, false), Err(NotForwarded::Terminal));
         }
     }
@@ -102,7 +109,8 @@ mod tests {
     #[test]
     fn the_job_does_not_hear_its_own_echo() {
         let in_job = |pid: i32| pid == 7;
-        let now = Situation { leads_session: false, after_stop: false, in_job: &in_job, main_stopped: &|| false };
+        let now =
+            Situation { leads_session: false, after_stop: false, in_job: &in_job, main_stopped: &|| false };
         assert_eq!(decide(15, Origin::Process(7), &now), Err(NotForwarded::FromJob));
         assert_eq!(decide(15, Origin::Process(8), &now), Ok(()));
         assert_eq!(decide(15, Origin::Process(0), &now), Ok(()));

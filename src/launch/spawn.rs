@@ -357,8 +357,7 @@ fn explain(errno: i32, candidate: u32, command: &JobCommand, candidates: &[CStri
             let reason = interpreter_reason(Path::new(&file));
             return LaunchError::CannotExecute { path: file.to_string_lossy().into_owned(), reason };
         }
-        let place =
-            if name.contains('/') { "no such file or directory" } else { "no such command in PATH" };
+        let place = if name.contains('/') { "no such file or directory" } else { "no such command in PATH" };
         return LaunchError::NotFound { command: name, place };
     }
     let reason = match errno {

@@ -146,11 +146,8 @@ pub(super) fn leftover(pid: i32) -> Option<Leftover> {
     let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words: Vec<_> =
         cmdline.split(|b| *b == 0).filter(|w| !w.is_empty()).map(String::from_utf8_lossy).collect();
-    let command = if words.is_empty() {
-        format!("[{}]", name(pid).unwrap_or_default())
-    } else {
-        words.join(" ")
-    };
+    let command =
+        if words.is_empty() { format!("[{}]", name(pid).unwrap_or_default()) } else { words.join(" ") };
     Some(Leftover { pid, command, start_ticks: stat.start_ticks })
 }
 
