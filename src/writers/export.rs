@@ -47,7 +47,7 @@ impl ExportFormat {
 pub struct ExportRequest {
     /// Logs, or directories of logs; their rows follow one another.
     pub inputs: Vec<PathBuf>,
-    /// The file to make; its suffix is the format.
+    /// The file to make; its suffix is the format. `-` is standard output, as JSON lines.
     pub output: PathBuf,
     /// Layout of the output.
     pub layout: Layout,
@@ -65,10 +65,21 @@ pub struct Exported {
 }
 
 /// Makes the output. `progress` hears the bytes read so far and the bytes to read.
-pub fn export(request: &ExportRequest, mut progress: impl FnMut(u64, u64)) -> Result<Exported, WriterError> {
+///
+/// The output `-` is `stdout`, as JSON lines.
+pub fn export(
+    request: &ExportRequest,
+    stdout: &mut dyn Write,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<Exported, WriterError> {
     let output = &request.output;
-    let format = ExportFormat::of(output).ok_or_else(|| WriterError::UnknownOutput(output.clone()))?;
-    if output.exists() && !request.overwrite {
+    let to_stdout = output.as_os_str() == "-";
+    let format = match ExportFormat::of(output) {
+        _ if to_stdout => ExportFormat::JsonLines,
+        Some(format) => format,
+        None => return Err(WriterError::UnknownOutput(output.clone())),
+    };
+    if !to_stdout && output.exists() && !request.overwrite {
         return Err(WriterError::OutputExists(output.clone()));
     }
     let mut inputs = Vec::new();
@@ -88,11 +99,12 @@ pub fn export(request: &ExportRequest, mut progress: impl FnMut(u64, u64)) -> Re
         Layout::Long => Columns::default(),
         Layout::Wide => walk.columns()?,
     };
-    let mut sink = Sink::create(format, request.layout, output, columns)?;
+    let stdout = if to_stdout { Some(stdout) } else { None };
+    let mut sink = Sink::create(format, request.layout, output, columns, stdout)?;
     let mut exported = Exported::default();
     for input in &inputs {
         let mut log = read::rows(input)?;
-        sink.next_input(device_labels(log.metadata()))?;
+        sink.next_input(device_labels(log.metadata()));
         walk.rows(&mut log, |row| {
             exported.rows += 1;
             sink.push(row)
@@ -171,19 +183,20 @@ fn merged(inputs: Vec<Metadata>, layout: Layout) -> Metadata {
     out
 }
 
-enum Sink {
-    Text { file: TextAside, pivot: Option<Pivot>, json: bool, lines: csv_file::Lines, buffer: Vec<u8> },
+enum Sink<'a> {
+    Text { file: TextOut<'a>, pivot: Option<Pivot>, json: bool, lines: csv_file::Lines, buffer: Vec<u8> },
     Long { builder: Box<LongBuilder>, aside: Aside },
     Wide(Box<WideParquet>),
 }
 
-impl Sink {
+impl<'a> Sink<'a> {
     fn create(
         format: ExportFormat,
         layout: Layout,
         output: &Path,
         columns: Columns,
-    ) -> Result<Sink, WriterError> {
+        stdout: Option<&'a mut dyn Write>,
+    ) -> Result<Sink<'a>, WriterError> {
         match (format, layout) {
             (ExportFormat::Parquet, Layout::Long) => Ok(Sink::Long {
                 builder: Box::new(LongBuilder::new()),
@@ -204,19 +217,21 @@ impl Sink {
                     buffer = csv_file::header(&names);
                 }
                 let pivot = (layout == Layout::Wide).then(|| Pivot::new(columns, HashMap::new()));
-                let file = TextAside::create(output)?;
+                let file = match stdout {
+                    Some(stdout) => TextOut::Stream(stdout),
+                    None => TextOut::Aside(TextAside::create(output)?),
+                };
                 Ok(Sink::Text { file, pivot, json, lines: csv_file::Lines::default(), buffer })
             }
         }
     }
 
-    fn next_input(&mut self, labels: HashMap<String, String>) -> Result<(), WriterError> {
+    fn next_input(&mut self, labels: HashMap<String, String>) {
         match self {
             Sink::Text { pivot: Some(pivot), .. } => pivot.add_labels(labels),
             Sink::Wide(wide) => wide.add_labels(labels),
             _ => {}
         }
-        Ok(())
     }
 
     fn push(&mut self, row: &ReadRow) -> Result<(), WriterError> {
@@ -335,6 +350,32 @@ fn json_line(out: &mut Vec<u8>, row: &LongRow<'_>) {
 fn put_json(out: &mut Vec<u8>, object: Map<String, Value>) {
     out.extend_from_slice(Value::Object(object).to_string().as_bytes());
     out.push(b'\n');
+}
+
+/// Where lines go.
+enum TextOut<'a> {
+    Stream(&'a mut dyn Write),
+    Aside(TextAside),
+}
+
+impl TextOut<'_> {
+    fn take(&mut self, bytes: &mut Vec<u8>) -> Result<(), WriterError> {
+        match self {
+            TextOut::Aside(aside) => aside.take(bytes),
+            TextOut::Stream(out) => {
+                out.write_all(bytes).map_err(WriterError::io("write", "standard output"))?;
+                bytes.clear();
+                Ok(())
+            }
+        }
+    }
+
+    fn finish(self, replace: bool) -> Result<(), WriterError> {
+        match self {
+            TextOut::Aside(aside) => aside.finish(replace),
+            TextOut::Stream(out) => out.flush().map_err(WriterError::io("write", "standard output")),
+        }
+    }
 }
 
 /// A text file that is written aside.
