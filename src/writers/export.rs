@@ -100,7 +100,8 @@ pub fn export(
         Layout::Wide => walk.columns()?,
     };
     let stdout = if to_stdout { Some(stdout) } else { None };
-    let mut sink = Sink::create(format, request.layout, output, columns, stdout)?;
+    let mut sink =
+        Sink::create(format, request.layout, output, columns, merged(about, request.layout), stdout)?;
     let mut exported = Exported::default();
     for input in &inputs {
         let mut log = read::rows(input)?;
@@ -113,7 +114,7 @@ pub fn export(
             exported.dropped.push((input.clone(), what.to_owned()));
         }
     }
-    sink.finish(merged(about, request.layout), request.overwrite)?;
+    sink.finish(request.overwrite)?;
     Ok(exported)
 }
 
@@ -195,15 +196,16 @@ impl<'a> Sink<'a> {
         layout: Layout,
         output: &Path,
         columns: Columns,
+        about: Metadata,
         stdout: Option<&'a mut dyn Write>,
     ) -> Result<Sink<'a>, WriterError> {
         match (format, layout) {
             (ExportFormat::Parquet, Layout::Long) => Ok(Sink::Long {
                 builder: Box::new(LongBuilder::new()),
-                aside: Aside::create(output, super::columns::long_schema())?,
+                aside: Aside::create(output, &super::columns::long_schema(), about)?,
             }),
             (ExportFormat::Parquet, Layout::Wide) => {
-                Ok(Sink::Wide(Box::new(WideParquet::create(output, columns, HashMap::new())?)))
+                Ok(Sink::Wide(Box::new(WideParquet::create(output, columns, HashMap::new(), about)?)))
             }
             (format, layout) => {
                 let json = format == ExportFormat::JsonLines;
@@ -259,13 +261,13 @@ impl<'a> Sink<'a> {
         }
     }
 
-    fn finish(self, about: Metadata, replace: bool) -> Result<(), WriterError> {
+    fn finish(self, replace: bool) -> Result<(), WriterError> {
         match self {
             Sink::Long { mut builder, mut aside } => {
                 write_long(&mut builder, &mut aside)?;
-                aside.finish(about, replace).map(drop)
+                aside.finish(replace).map(drop)
             }
-            Sink::Wide(wide) => wide.into_aside()?.finish(about, replace).map(drop),
+            Sink::Wide(wide) => wide.into_aside()?.finish(replace).map(drop),
             Sink::Text { mut file, pivot, json, mut lines, mut buffer } => {
                 if let Some(mut pivot) = pivot
                     && let Some((fixed, values)) = pivot.flush()
