@@ -664,3 +664,21 @@ fn a_disk_that_stays_full_is_said_once_and_its_loss_is_counted() {
     assert_eq!(writers::recover(&journal).unwrap().rows, reports[1].rows);
     assert_eq!(event_records(&only_event_file(&dir.join("tb/gpurun"))).1, 0);
 }
+
+#[test]
+fn schemas_are_what_the_code_writes() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("schemas");
+    for file in writers::schema::files() {
+        let path = dir.join(&file.name);
+        if std::env::var_os("GPURUN_UPDATE_SCHEMAS").is_some() {
+            fs::write(&path, &file.text).unwrap();
+        }
+        let published = fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            published == file.text,
+            "schemas/{} differs from the code. If columns or their meaning changed, move SCHEMA_VERSION; then \
+             GPURUN_UPDATE_SCHEMAS=1 cargo nextest run schemas",
+            file.name
+        );
+    }
+}
