@@ -8,6 +8,7 @@ pub mod args;
 pub mod duration;
 pub mod exit;
 pub mod logging;
+pub mod mark;
 pub mod selection;
 pub mod size;
 
