@@ -20,8 +20,17 @@ const IMPORTS: &[(&str, &[&str])] = &[
     (
         "supervisor",
         &[
-            "model", "cli", "collectors", "control", "launch", "report", "sampling", "selection", "summary",
-            "windowing", "writers",
+            "model",
+            "cli",
+            "collectors",
+            "control",
+            "launch",
+            "report",
+            "sampling",
+            "selection",
+            "summary",
+            "windowing",
+            "writers",
         ],
     ),
 ];
@@ -143,7 +152,11 @@ fn every_file_says_what_it_owns() {
 fn there_is_no_room_for_everything() {
     for path in sources().keys() {
         let stem = path.file_stem().unwrap().to_str().unwrap();
-        assert!(!["utils", "util", "helpers", "errors", "common", "misc"].contains(&stem), "{}", path.display());
+        assert!(
+            !["utils", "util", "helpers", "errors", "common", "misc"].contains(&stem),
+            "{}",
+            path.display()
+        );
     }
 }
 

@@ -691,6 +691,82 @@ fn daemons_stay_in_the_tree_are_named_and_left_alone() {
     until("the daemon ends", || !alive(pid));
 }
 
+/// Reads the pid that a job wrote to its file, once it is there.
+fn pid_in(file: &Path) -> i32 {
+    until("the job writes its pid", || file.exists());
+    std::fs::read_to_string(file).unwrap().trim().trim_start_matches("ready ").parse().unwrap()
+}
+
+/// gpurun with options of its own before the job.
+fn with_options(options: &[&str], argv: &[OsString]) -> Command {
+    let mut gpurun = Command::new(GPURUN);
+    gpurun.args(options).arg("--").args(argv);
+    gpurun
+}
+
+#[test]
+fn kill_tree_ends_what_is_left_politely_then_surely() {
+    let dir = tempfile::tempdir().unwrap();
+
+    // A daemon that obeys; the main process's code is kept.
+    let file = dir.path().join("daemon");
+    let mut run = with_options(&["--kill-tree"], &job_argv(&["daemon", file.to_str().unwrap()]));
+    let status = finish(&mut run.stdout(Stdio::null()).spawn().unwrap());
+    assert_eq!(describe(status), "code 3");
+    assert!(!alive(pid_in(&file)));
+
+    // One that does not, and one that is stopped.
+    let stubborn = dir.path().join("stubborn");
+    let stopped = dir.path().join("stopped");
+    let script = "\"$0\" ignore-term \"$1\" >/dev/null & (\"$0\" ignore-term \"$2\" >/dev/null & wait) & \
+        while ! [ -e \"$1\" -a -e \"$2\" ]; do sleep 0.01; done; \
+        read _ pid < \"$2\"; kill -STOP $pid; exit 6";
+    let mut argv: Vec<OsString> = ["sh", "-c", script].map(OsString::from).to_vec();
+    argv.extend([job().into(), stubborn.clone().into(), stopped.clone().into()]);
+    let mut run = with_options(&["--kill-tree", "--kill-after", "200ms"], &argv);
+    let status = finish(&mut run.spawn().unwrap());
+    assert_eq!(describe(status), "code 6");
+    assert!(!alive(pid_in(&stubborn)) && !alive(pid_in(&stopped)));
+
+    // A whole tree, left by a main process that is killed.
+    let mark = format!("tree-{}", std::process::id());
+    let mut run = with_options(&["--kill-tree"], &job_argv(&["tree", "3", "2"]));
+    run.env("TEST_MARK", &mark);
+    let mut running = Running::start_command(run);
+    assert_eq!(marked(&mark).len(), 14, "gpurun, the job and its 3 + 9 descendants");
+    kill(running.job, libc::SIGKILL);
+    assert_eq!(describe(finish(&mut running.child)), "signal 9");
+    assert_eq!(marked(&mark), Vec::<i32>::new());
+}
+
+#[test]
+fn kill_after_kills_the_tree_only_after_a_request_to_end() {
+    let mark = format!("after-{}", std::process::id());
+    let mut run = with_options(&["--kill-after", "200ms"], &job_argv(&["ignore-term"]));
+    run.env("TEST_MARK", &mark);
+    let mut running = Running::start_command(run);
+    // No request to end: it must not start the clock, nor end the job.
+    kill(running.outer(), libc::SIGWINCH);
+    kill(running.outer(), libc::SIGTERM);
+    assert_eq!(describe(finish(&mut running.child)), "signal 9");
+    assert_eq!(marked(&mark), Vec::<i32>::new());
+
+    // A job that ends in time keeps its own end.
+    let mut running =
+        Running::start_command(with_options(&["--kill-after", "20000ms"], &job_argv(&["wait"])));
+    kill(running.outer(), libc::SIGTERM);
+    assert_eq!(describe(finish(&mut running.child)), "signal 15");
+}
+
+#[test]
+fn die_together_takes_the_job_along() {
+    let mut running = Running::start_command(with_options(&["--die-together"], &job_argv(&["wait"])));
+    kill(running.outer(), libc::SIGKILL);
+    finish(&mut running.child);
+    let job = running.job;
+    until("the job is gone too", || !alive(job));
+}
+
 #[test]
 fn orphans_are_reaped_while_the_job_runs() {
     let script = "\"$0\" orphans 200 >/dev/null; echo \"ready $$\"; read x; exit 0";

@@ -44,65 +44,31 @@ const TABLE: &[(Ret, &str, &CStr)] = &[
     (14, "CORRUPTED_INFOROM", c"Corrupted infoROM"),
     (15, "GPU_IS_LOST", c"GPU is lost"),
     (16, "RESET_REQUIRED", c"GPU requires restart"),
-    (
-        17,
-        "OPERATING_SYSTEM",
-        c"The operating system has blocked the request.",
-    ),
-    (
-        18,
-        "LIB_RM_VERSION_MISMATCH",
-        c"Driver/library version mismatch",
-    ),
+    (17, "OPERATING_SYSTEM", c"The operating system has blocked the request."),
+    (18, "LIB_RM_VERSION_MISMATCH", c"Driver/library version mismatch"),
     (19, "IN_USE", c"In use by another client"),
     (20, "MEMORY", c"Insufficient Memory"),
     (21, "NO_DATA", c"No data"),
-    (
-        22,
-        "VGPU_ECC_NOT_SUPPORTED",
-        c"Operation not supported on vGPU with ECC enabled",
-    ),
+    (22, "VGPU_ECC_NOT_SUPPORTED", c"Operation not supported on vGPU with ECC enabled"),
     (23, "INSUFFICIENT_RESOURCES", c"Insufficient Resources"),
     (24, "FREQ_NOT_SUPPORTED", c"Frequency Not Supported"),
-    (
-        25,
-        "ARGUMENT_VERSION_MISMATCH",
-        c"The provided version is invalid/unsupported",
-    ),
-    (
-        26,
-        "DEPRECATED",
-        c"The requested functionality has been deprecated",
-    ),
+    (25, "ARGUMENT_VERSION_MISMATCH", c"The provided version is invalid/unsupported"),
+    (26, "DEPRECATED", c"The requested functionality has been deprecated"),
     (27, "NOT_READY", c"System is not ready for the request"),
     (28, "GPU_NOT_FOUND", c"No GPUs were found"),
-    (
-        29,
-        "INVALID_STATE",
-        c"Resource not in correct state to perform requested operation",
-    ),
+    (29, "INVALID_STATE", c"Resource not in correct state to perform requested operation"),
     (999, "UNKNOWN", c"Unknown Error"),
 ];
 
 /// The code of a name, with or without its `NVML_ERROR_` prefix, or of a decimal number.
 #[must_use]
 pub fn by_name(name: &str) -> Option<Ret> {
-    let bare = name
-        .strip_prefix("NVML_ERROR_")
-        .or_else(|| name.strip_prefix("NVML_"))
-        .unwrap_or(name);
-    TABLE
-        .iter()
-        .find(|(_, known, _)| *known == bare)
-        .map(|(code, _, _)| *code)
-        .or_else(|| bare.parse().ok())
+    let bare = name.strip_prefix("NVML_ERROR_").or_else(|| name.strip_prefix("NVML_")).unwrap_or(name);
+    TABLE.iter().find(|(_, known, _)| *known == bare).map(|(code, _, _)| *code).or_else(|| bare.parse().ok())
 }
 
 /// The text that `nvmlErrorString` gives for a code.
 #[must_use]
 pub fn text(code: Ret) -> &'static CStr {
-    TABLE
-        .iter()
-        .find(|(known, _, _)| *known == code)
-        .map_or(c"Unknown Error", |(_, _, text)| *text)
+    TABLE.iter().find(|(known, _, _)| *known == code).map_or(c"Unknown Error", |(_, _, text)| *text)
 }

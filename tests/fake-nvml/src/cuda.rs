@@ -38,10 +38,8 @@ pub fn visible(scenario: &Scenario, list: Option<&str>, order: Option<&str>) -> 
     };
     // A GPU in MIG mode is seen as its first slice.
     let whole = |gpu: usize| -> Ordinal {
-        let first = scenario
-            .gpu
-            .get(gpu)
-            .is_some_and(|gpu| gpu.mig_state() == Some(1) && !gpu.mig.is_empty());
+        let first =
+            scenario.gpu.get(gpu).is_some_and(|gpu| gpu.mig_state() == Some(1) && !gpu.mig.is_empty());
         (gpu, first.then_some(0))
     };
     let chosen = match list {
@@ -55,22 +53,13 @@ pub fn visible(scenario: &Scenario, list: Option<&str>, order: Option<&str>) -> 
     }
 }
 
-fn named(
-    scenario: &Scenario,
-    list: &str,
-    order: &[usize],
-    whole: impl Fn(usize) -> Ordinal,
-) -> Vec<Ordinal> {
+fn named(scenario: &Scenario, list: &str, order: &[usize], whole: impl Fn(usize) -> Ordinal) -> Vec<Ordinal> {
     let mut chosen: Vec<Ordinal> = Vec::new();
     for entry in list.split(',') {
         let entry = entry.trim();
         let found = if entry.starts_with("GPU-") {
-            let mut fitting =
-                (0..scenario.gpu.len()).filter(|gpu| scenario.uuid(*gpu).starts_with(entry));
-            fitting
-                .next()
-                .filter(|_| fitting.next().is_none())
-                .map(&whole)
+            let mut fitting = (0..scenario.gpu.len()).filter(|gpu| scenario.uuid(*gpu).starts_with(entry));
+            fitting.next().filter(|_| fitting.next().is_none()).map(&whole)
         } else if entry.starts_with("MIG-") {
             let all = scenario
                 .gpu
@@ -79,28 +68,15 @@ fn named(
                 .flat_map(|(gpu, value)| (0..value.mig.len()).map(move |place| (gpu, place)));
             let mut fitting = all.filter(|(gpu, place)| {
                 let mig = &scenario.gpu[*gpu].mig[*place];
-                let instance = mig
-                    .gpu_instance
-                    .unwrap_or(u32::try_from(*place).unwrap_or(0) + 7);
-                let old = format!(
-                    "MIG-{}/{instance}/{}",
-                    scenario.uuid(*gpu),
-                    mig.compute_instance.unwrap_or(0)
-                );
+                let instance = mig.gpu_instance.unwrap_or(u32::try_from(*place).unwrap_or(0) + 7);
+                let old =
+                    format!("MIG-{}/{instance}/{}", scenario.uuid(*gpu), mig.compute_instance.unwrap_or(0));
                 scenario.mig_uuid(*gpu, *place).starts_with(entry) || old == entry
             });
-            fitting
-                .next()
-                .filter(|_| fitting.next().is_none())
-                .map(|(gpu, place)| (gpu, Some(place)))
+            fitting.next().filter(|_| fitting.next().is_none()).map(|(gpu, place)| (gpu, Some(place)))
         } else {
             let digits: String = entry.chars().take_while(char::is_ascii_digit).collect();
-            digits
-                .parse::<usize>()
-                .ok()
-                .and_then(|ordinal| order.get(ordinal))
-                .copied()
-                .map(&whole)
+            digits.parse::<usize>().ok().and_then(|ordinal| order.get(ordinal)).copied().map(&whole)
         };
         // The first invalid entry ends the list.
         let Some(device) = found else { break };
@@ -120,16 +96,9 @@ fn with_context(name: &str, answer: impl FnOnce(&Context) -> CuResult) -> CuResu
     code
 }
 
-fn with_device(
-    name: &str,
-    device: c_int,
-    answer: impl FnOnce(&Context, Ordinal) -> CuResult,
-) -> CuResult {
+fn with_device(name: &str, device: c_int, answer: impl FnOnce(&Context, Ordinal) -> CuResult) -> CuResult {
     with_context(name, |context| {
-        match usize::try_from(device)
-            .ok()
-            .and_then(|device| context.devices.get(device))
-        {
+        match usize::try_from(device).ok().and_then(|device| context.devices.get(device)) {
             Some(ordinal) => answer(context, *ordinal),
             None => INVALID_DEVICE,
         }
@@ -173,16 +142,14 @@ pub extern "C" fn cuInit(_flags: c_uint) -> CuResult {
         if let Some(error) = cuda.init_error {
             return error;
         }
-        let variable =
-            |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        let variable = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         let devices = visible(
             &runtime.scenario,
             variable("CUDA_VISIBLE_DEVICES").as_deref(),
             variable("CUDA_DEVICE_ORDER").as_deref(),
         );
         let none = devices.is_empty();
-        *CONTEXT.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(Context { runtime, devices });
+        *CONTEXT.lock().unwrap_or_else(PoisonError::into_inner) = Some(Context { runtime, devices });
         if none { NO_DEVICE } else { SUCCESS }
     })();
     runtime::log_plain("cuInit", code);
@@ -208,10 +175,7 @@ pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> CuResult {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> CuResult {
     with_context("cuDeviceGetCount", |context| {
-        put(
-            count,
-            c_int::try_from(context.devices.len()).unwrap_or(c_int::MAX),
-        )
+        put(count, c_int::try_from(context.devices.len()).unwrap_or(c_int::MAX))
     })
 }
 
@@ -229,18 +193,10 @@ pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> CuRe
 /// # Safety
 /// `name` is null or valid for `length` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetName(
-    name: *mut c_char,
-    length: c_int,
-    device: c_int,
-) -> CuResult {
+pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) -> CuResult {
     with_device("cuDeviceGetName", device, |context, (gpu, _)| {
         let gpu = &context.runtime.scenario.gpu[gpu];
-        put_text(
-            name,
-            length,
-            gpu.name.as_deref().unwrap_or("Simulated GPU").as_bytes(),
-        )
+        put_text(name, length, gpu.name.as_deref().unwrap_or("Simulated GPU").as_bytes())
     })
 }
 
@@ -252,10 +208,8 @@ fn uuid_bytes(scenario: &Scenario, (gpu, slice): Ordinal) -> [u8; 16] {
     let hex: Vec<u8> = text.bytes().skip(4).filter(u8::is_ascii_hexdigit).collect();
     let mut bytes = [0; 16];
     for (byte, pair) in bytes.iter_mut().zip(hex.chunks(2)) {
-        *byte = std::str::from_utf8(pair)
-            .ok()
-            .and_then(|pair| u8::from_str_radix(pair, 16).ok())
-            .unwrap_or(0);
+        *byte =
+            std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok()).unwrap_or(0);
     }
     bytes
 }
@@ -287,23 +241,15 @@ pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) 
 /// # Safety
 /// `bus_id` is null or valid for `length` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetPCIBusId(
-    bus_id: *mut c_char,
-    length: c_int,
-    device: c_int,
-) -> CuResult {
-    with_device(
-        "cuDeviceGetPCIBusId",
-        device,
-        |context, (gpu, _)| match pci_address(&bus_id_of(&context.runtime.scenario, gpu)) {
-            Some((domain, bus, number)) => put_text(
-                bus_id,
-                length,
-                format!("{domain:04X}:{bus:02X}:{number:02X}.0").as_bytes(),
-            ),
+pub unsafe extern "C" fn cuDeviceGetPCIBusId(bus_id: *mut c_char, length: c_int, device: c_int) -> CuResult {
+    with_device("cuDeviceGetPCIBusId", device, |context, (gpu, _)| {
+        match pci_address(&bus_id_of(&context.runtime.scenario, gpu)) {
+            Some((domain, bus, number)) => {
+                put_text(bus_id, length, format!("{domain:04X}:{bus:02X}:{number:02X}.0").as_bytes())
+            }
             None => INVALID_VALUE,
-        },
-    )
+        }
+    })
 }
 
 /// `cuDeviceTotalMem_v2`.
@@ -318,14 +264,8 @@ pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -
             Some(place) => gpu.mig[place].memory_total.as_ref(),
             None => gpu.memory_total.as_ref(),
         };
-        #[allow(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a memory size fits"
-        )]
-        let size = total
-            .and_then(|total| total.at(0.0).ok())
-            .map_or(0, |mib| (mib * 1_048_576.0) as usize);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a memory size fits")]
+        let size = total.and_then(|total| total.at(0.0).ok()).map_or(0, |mib| (mib * 1_048_576.0) as usize);
         put(bytes, size)
     })
 }

@@ -94,10 +94,8 @@ pub fn library() -> Result<PathBuf, InstallError> {
         places.push(directory.join("libfake_nvml.so"));
     }
     // `target/debug` may keep one of an earlier build: the newest is the one that was built with this test.
-    let newest = places
-        .iter()
-        .filter_map(|path| Some((fs::metadata(path).ok()?.modified().ok()?, path)))
-        .max();
+    let newest =
+        places.iter().filter_map(|path| Some((fs::metadata(path).ok()?.modified().ok()?, path))).max();
     match newest {
         Some((_, path)) => Ok(path.clone()),
         None => Err(format!(
@@ -119,22 +117,10 @@ pub fn scenario_file(name: &str) -> Result<PathBuf, InstallError> {
     }
     let mut known: Vec<String> = fs::read_dir(&directory)
         .map_err(|error| format!("{}: {error}", directory.display()))?
-        .filter_map(|entry| {
-            Some(
-                entry
-                    .ok()?
-                    .path()
-                    .file_stem()?
-                    .to_string_lossy()
-                    .into_owned(),
-            )
-        })
+        .filter_map(|entry| Some(entry.ok()?.path().file_stem()?.to_string_lossy().into_owned()))
         .collect();
     known.sort();
-    Err(format!(
-        "no scenario {name:?}; there are: {}",
-        known.join(", ")
-    ))
+    Err(format!("no scenario {name:?}; there are: {}", known.join(", ")))
 }
 
 /// Lays out a library that plays `scenario` in `directory`, which must exist.
@@ -158,11 +144,7 @@ pub fn install_file(directory: &Path, scenario: &Path) -> Result<Installed, Inst
     lay_out(directory, &read, path)
 }
 
-fn lay_out(
-    directory: &Path,
-    scenario: &Scenario,
-    path: PathBuf,
-) -> Result<Installed, InstallError> {
+fn lay_out(directory: &Path, scenario: &Scenario, path: PathBuf) -> Result<Installed, InstallError> {
     let say = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
     let built = library()?;
     let mut bytes = fs::read(&built).map_err(|error| say(&built, error))?;
@@ -178,8 +160,7 @@ fn lay_out(
     if scenario.cuda.is_some() {
         let cuda = directory.join("libcuda.so.1");
         let _ = fs::remove_file(&cuda);
-        std::os::unix::fs::symlink("libnvidia-ml.so.1", &cuda)
-            .map_err(|error| say(&cuda, error))?;
+        std::os::unix::fs::symlink("libnvidia-ml.so.1", &cuda).map_err(|error| say(&cuda, error))?;
     }
     Ok(Installed {
         directory: directory.to_owned(),
@@ -192,31 +173,22 @@ fn lay_out(
 /// Makes symbols of a shared library unfindable: renames them in the dynamic string table. `dlsym` compares names
 /// after it has found a hash, so the stale hash does no harm.
 fn hide_symbols(library: &mut [u8], hidden: &[String]) -> Result<(), InstallError> {
-    let damaged = || {
-        "the library is not a 64-bit little-endian ELF file with a dynamic symbol table".to_owned()
-    };
+    let damaged =
+        || "the library is not a 64-bit little-endian ELF file with a dynamic symbol table".to_owned();
     let number = |library: &[u8], at: usize, length: usize| -> Option<usize> {
         let bytes = library.get(at..at.checked_add(length)?)?;
-        let value = bytes
-            .iter()
-            .rev()
-            .fold(0_u64, |value, byte| value << 8 | u64::from(*byte));
+        let value = bytes.iter().rev().fold(0_u64, |value, byte| value << 8 | u64::from(*byte));
         usize::try_from(value).ok()
     };
     if library.get(..6) != Some(b"\x7fELF\x02\x01") {
         return Err(damaged());
     }
     let sections = || -> Option<(usize, usize, usize, usize)> {
-        let (start, size, count) = (
-            number(library, 40, 8)?,
-            number(library, 58, 2)?,
-            number(library, 60, 2)?,
-        );
+        let (start, size, count) =
+            (number(library, 40, 8)?, number(library, 58, 2)?, number(library, 60, 2)?);
         let header = |index: usize| start + index * size;
         // SHT_DYNSYM
-        let symbols = (0..count)
-            .map(header)
-            .find(|at| number(library, at + 4, 4) == Some(11))?;
+        let symbols = (0..count).map(header).find(|at| number(library, at + 4, 4) == Some(11))?;
         let strings = header(number(library, symbols + 40, 4)?);
         Some((
             number(library, symbols + 24, 8)?,
@@ -229,16 +201,12 @@ fn hide_symbols(library: &mut [u8], hidden: &[String]) -> Result<(), InstallErro
     let mut found = vec![false; hidden.len()];
     for entry in (symbols..symbols + symbols_size).step_by(24) {
         let name_at = strings + number(library, entry, 4).ok_or_else(damaged)?;
-        let rest = library
-            .get(name_at..strings + strings_size)
-            .ok_or_else(damaged)?;
+        let rest = library.get(name_at..strings + strings_size).ok_or_else(damaged)?;
         let name = rest.split(|byte| *byte == 0).next().unwrap_or_default();
-        let matching = hidden
-            .iter()
-            .position(|pattern| match pattern.strip_suffix('*') {
-                Some(family) => name.starts_with(family.as_bytes()),
-                None => name == pattern.as_bytes(),
-            });
+        let matching = hidden.iter().position(|pattern| match pattern.strip_suffix('*') {
+            Some(family) => name.starts_with(family.as_bytes()),
+            None => name == pattern.as_bytes(),
+        });
         // The entry is pointed at its own name without the first letters: "vmlDevice..." is nobody's symbol, and a name
         // that shares its tail with another one stays as it is.
         if let Some(place) = matching
@@ -250,10 +218,7 @@ fn hide_symbols(library: &mut [u8], hidden: &[String]) -> Result<(), InstallErro
         }
     }
     match found.iter().position(|found| !found) {
-        Some(place) => Err(format!(
-            "missing_symbols: the library has no symbol {:?} to hide",
-            hidden[place]
-        )),
+        Some(place) => Err(format!("missing_symbols: the library has no symbol {:?} to hide", hidden[place])),
         None => Ok(()),
     }
 }

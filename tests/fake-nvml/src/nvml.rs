@@ -72,9 +72,7 @@ fn text_of(pointer: *const c_char) -> Result<String, Ret> {
         return Err(INVALID_ARGUMENT);
     }
     // SAFETY: not null, and by NVML's contract a C string.
-    Ok(unsafe { CStr::from_ptr(pointer) }
-        .to_string_lossy()
-        .into_owned())
+    Ok(unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
 }
 
 fn fixed<const N: usize>(text: &str) -> [u8; N] {
@@ -112,10 +110,7 @@ fn ulong(value: f64) -> u64 {
     value.round() as u64
 }
 
-#[allow(
-    clippy::cast_possible_truncation,
-    reason = "a scenario may hold any number; C gets the nearest"
-)]
+#[allow(clippy::cast_possible_truncation, reason = "a scenario may hold any number; C gets the nearest")]
 fn sint(value: f64) -> c_int {
     value.round() as c_int
 }
@@ -605,10 +600,7 @@ fn by_uuid(call: &Call, wanted: &str) -> Result<Device, Ret> {
         }
         for (place, mig) in gpu.mig.iter().enumerate() {
             let (gpu_instance, compute_instance) = instances((place, mig));
-            let old_form = format!(
-                "MIG-{}/{gpu_instance}/{compute_instance}",
-                scenario.uuid(index)
-            );
+            let old_form = format!("MIG-{}/{gpu_instance}/{compute_instance}", scenario.uuid(index));
             if scenario.mig_uuid(index, place) == wanted || old_form == wanted {
                 call.touch(index)?;
                 return Ok(handle(index, Some(place)));
@@ -619,14 +611,8 @@ fn by_uuid(call: &Call, wanted: &str) -> Result<Device, Ret> {
 }
 
 fn dashed(bytes: &[u8]) -> String {
-    let hex: Vec<String> = bytes
-        .iter()
-        .take(16)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    [0..4, 4..6, 6..8, 8..10, 10..16]
-        .map(|range| hex.get(range).unwrap_or_default().concat())
-        .join("-")
+    let hex: Vec<String> = bytes.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    [0..4, 4..6, 6..8, 8..10, 10..16].map(|range| hex.get(range).unwrap_or_default().concat()).join("-")
 }
 
 /// The bus address of a GPU: given, or like those of an eight-GPU server.
@@ -669,52 +655,24 @@ fn pci_info(call: &Call) -> Result<PciInfo, Ret> {
 fn memory_of(call: &Call) -> Result<MemoryV2, Ret> {
     let gpu = call.gpu()?;
     let (total, used, reserved, free) = match call.mig() {
-        None => (
-            &gpu.memory_total,
-            &gpu.memory_used,
-            &gpu.memory_reserved,
-            &gpu.memory_free,
-        ),
-        Some((_, mig)) => (
-            &mig.memory_total,
-            &mig.memory_used,
-            &mig.memory_reserved,
-            &mig.memory_free,
-        ),
+        None => (&gpu.memory_total, &gpu.memory_used, &gpu.memory_reserved, &gpu.memory_free),
+        Some((_, mig)) => (&mig.memory_total, &mig.memory_used, &mig.memory_reserved, &mig.memory_free),
     };
     let bytes = |signal: &Option<Signal>| now(signal.as_ref(), call).map(|mib| ulong(mib * MIB));
     let total = bytes(total)?;
-    let reserved = if reserved.is_some() {
-        bytes(reserved)?
-    } else {
-        0
-    };
+    let reserved = if reserved.is_some() { bytes(reserved)? } else { 0 };
     let used = if used.is_some() {
         bytes(used)?
     } else {
-        live(call)
-            .iter()
-            .filter_map(|process| process.memory)
-            .fold(0, u64::saturating_add)
+        live(call).iter().filter_map(|process| process.memory).fold(0, u64::saturating_add)
     };
-    let free = if free.is_some() {
-        bytes(free)?
-    } else {
-        total.saturating_sub(used).saturating_sub(reserved)
-    };
-    Ok(MemoryV2 {
-        version: version::<MemoryV2>(2),
-        total,
-        reserved,
-        free,
-        used,
-    })
+    let free =
+        if free.is_some() { bytes(free)? } else { total.saturating_sub(used).saturating_sub(reserved) };
+    Ok(MemoryV2 { version: version::<MemoryV2>(2), total, reserved, free, used })
 }
 
 fn enforced(gpu: &Gpu) -> Option<&Signal> {
-    gpu.enforced_power_limit
-        .as_ref()
-        .or(gpu.power_limit.as_ref())
+    gpu.enforced_power_limit.as_ref().or(gpu.power_limit.as_ref())
 }
 
 fn fans_of(gpu: &Gpu) -> c_uint {
@@ -747,18 +705,13 @@ fn ecc(gpu: &Gpu, error: c_uint, counter: c_uint) -> Result<Option<&Counter>, Re
 fn ecc_mode(gpu: &Gpu, call: &Call) -> Result<c_uint, Ret> {
     match &gpu.ecc_mode {
         Some(mode) => Ok(uint(mode.at(call.t)?)),
-        None if gpu.ecc_volatile_corrected.is_some() || gpu.ecc_volatile_uncorrected.is_some() => {
-            Ok(1)
-        }
+        None if gpu.ecc_volatile_corrected.is_some() || gpu.ecc_volatile_uncorrected.is_some() => Ok(1),
         None => Err(NOT_SUPPORTED),
     }
 }
 
 fn instances((place, mig): (usize, &crate::scenario::Mig)) -> (c_uint, c_uint) {
-    (
-        mig.gpu_instance.unwrap_or(place as c_uint + 7),
-        mig.compute_instance.unwrap_or(0),
-    )
+    (mig.gpu_instance.unwrap_or(place as c_uint + 7), mig.compute_instance.unwrap_or(0))
 }
 
 fn samples_of(
@@ -799,10 +752,7 @@ fn samples_of(
             && at > last_seen
             && let Ok(value) = signal.at(t)
         {
-            found.push(Sample {
-                stamp: at,
-                value: u64::from(uint(value * scale)),
-            });
+            found.push(Sample { stamp: at, value: u64::from(uint(value * scale)) });
         }
     }
     if found.is_empty() {
@@ -858,11 +808,7 @@ fn field_values(call: &Call, count: c_int, values: *mut FieldValue) -> Result<()
     for place in 0..count {
         let entry = values.wrapping_add(place);
         let asked = get(entry)?;
-        let mut answer = FieldValue {
-            stamp: call.runtime.stamp(call.t),
-            latency_us: 1,
-            ..asked
-        };
+        let mut answer = FieldValue { stamp: call.runtime.stamp(call.t), latency_us: 1, ..asked };
         match field(call, asked.id, asked.scope) {
             Ok(number) => {
                 (answer.kind, answer.value) = number.bits();
@@ -896,43 +842,20 @@ fn field(call: &Call, id: c_uint, scope: c_uint) -> Result<Number, Ret> {
     }
     let power = |signal: Option<&Signal>| {
         // Scope 1 is the module, which only some boards measure.
-        if scope == 0 {
-            Ok(Number::Unsigned(now(signal, call)? * 1e3))
-        } else {
-            Err(NOT_SUPPORTED)
-        }
+        if scope == 0 { Ok(Number::Unsigned(now(signal, call)? * 1e3)) } else { Err(NOT_SUPPORTED) }
     };
-    let nanoseconds =
-        |counter: Option<&Counter>| Ok(Number::LongLong(counted(counter, call)? * 1e9));
-    let moved = if call.scenario().renumbered_fields() {
-        18
-    } else {
-        0
-    };
+    let nanoseconds = |counter: Option<&Counter>| Ok(Number::LongLong(counted(counter, call)? * 1e9));
+    let moved = if call.scenario().renumbered_fields() { 18 } else { 0 };
     match id {
         1 | 2 => Ok(Number::Unsigned(f64::from(ecc_mode(gpu, call)?))),
-        3..=6 => Ok(Number::LongLong(counted(
-            ecc(gpu, (id - 3) % 2, (id - 3) / 2)?,
-            call,
-        )?)),
+        3..=6 => Ok(Number::LongLong(counted(ecc(gpu, (id - 3) % 2, (id - 3) / 2)?, call)?)),
         74..=79 => nanoseconds(violation(gpu, id - 74)),
-        82 => Ok(Number::Unsigned(now(
-            gpu.memory_temperature.as_ref(),
-            call,
-        )?)),
-        83 => Ok(Number::LongLong(
-            counted(gpu.energy_counter().as_ref(), call)? * 1e3,
-        )),
-        91 => Ok(Number::Unsigned(
-            gpu.nvlink.as_ref().map_or(0, Vec::len) as f64
-        )),
+        82 => Ok(Number::Unsigned(now(gpu.memory_temperature.as_ref(), call)?)),
+        83 => Ok(Number::LongLong(counted(gpu.energy_counter().as_ref(), call)? * 1e3)),
+        91 => Ok(Number::Unsigned(gpu.nvlink.as_ref().map_or(0, Vec::len) as f64)),
         94 => Ok(Number::Unsigned(counted(gpu.pcie_replays.as_ref(), call)?)),
         138..=141 => {
-            let counter = if id % 2 == 0 {
-                &gpu.nvlink_tx
-            } else {
-                &gpu.nvlink_rx
-            };
+            let counter = if id % 2 == 0 { &gpu.nvlink_tx } else { &gpu.nvlink_rx };
             let bytes = counted(counter.as_ref(), call)?;
             let links = gpu.nvlink.as_ref().ok_or(NOT_SUPPORTED)?.len();
             let share = match scope {
@@ -945,9 +868,7 @@ fn field(call: &Call, id: c_uint, scope: c_uint) -> Result<Number, Ret> {
         185 | 186 => power(gpu.power.as_ref()),
         189 => power(gpu.power_default_limit.as_ref()),
         190 => power(enforced(gpu)),
-        191 if scope == 0 => Ok(Number::LongLong(
-            counted(gpu.energy_counter().as_ref(), call)? * 1e3,
-        )),
+        191 if scope == 0 => Ok(Number::LongLong(counted(gpu.energy_counter().as_ref(), call)? * 1e3)),
         192 => power(gpu.power_limit.as_ref()),
         197 => Ok(Number::LongLong(counted(gpu.pcie_tx.as_ref(), call)?)),
         198 => Ok(Number::LongLong(counted(gpu.pcie_rx.as_ref(), call)?)),
@@ -1042,12 +963,7 @@ fn add_live(process: &Process, instances: (c_uint, c_uint), t: f64, all: &mut Ve
             memory: memory.map(|mib| ulong(mib * MIB)),
             utilization: sm.map(|sm| {
                 (
-                    [
-                        uint(sm),
-                        percent(&process.mem),
-                        percent(&process.enc),
-                        percent(&process.dec),
-                    ],
+                    [uint(sm), percent(&process.mem), percent(&process.enc), percent(&process.dec)],
                     process.stamp_age,
                 )
             }),
@@ -1057,21 +973,14 @@ fn add_live(process: &Process, instances: (c_uint, c_uint), t: f64, all: &mut Ve
     if let Some(pid) = process.pid {
         add(pid, memory, value(&process.sm));
     }
-    let text = process
-        .pid_file
-        .as_ref()
-        .and_then(|path| std::fs::read_to_string(path).ok())
-        .unwrap_or_default();
+    let text =
+        process.pid_file.as_ref().and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
     for line in text.lines() {
         let mut words = line.split_whitespace();
         if let Some(pid) = words.next().and_then(|word| word.parse().ok()) {
             let own_memory = words.next().and_then(|word| word.parse().ok());
             let own_sm = words.next().and_then(|word| word.parse().ok());
-            add(
-                pid,
-                own_memory.or(memory),
-                own_sm.or_else(|| value(&process.sm)),
-            );
+            add(pid, own_memory.or(memory), own_sm.or_else(|| value(&process.sm)));
         }
     }
 }
@@ -1090,11 +999,7 @@ fn room(count: *mut c_uint, list: *mut c_void, needed: usize) -> Result<(), Ret>
     if (capacity as usize) < needed {
         return Err(INSUFFICIENT_SIZE);
     }
-    if list.is_null() {
-        Err(INVALID_ARGUMENT)
-    } else {
-        Ok(())
-    }
+    if list.is_null() { Err(INVALID_ARGUMENT) } else { Ok(()) }
 }
 
 /// Writes a process list whose entries are `stride` bytes: 16 (v1), 24 (v2, v3), 32 (early 535 and the detail list).
@@ -1105,27 +1010,16 @@ fn list_processes(
     count: *mut c_uint,
     list: *mut c_void,
 ) -> Result<(), Ret> {
-    let found: Vec<Live> = live(call)
-        .into_iter()
-        .filter(|process| process.kind.split('+').any(|one| one == kind))
-        .collect();
+    let found: Vec<Live> =
+        live(call).into_iter().filter(|process| process.kind.split('+').any(|one| one == kind)).collect();
     room(count, list, found.len())?;
     for (place, process) in found.iter().enumerate() {
         let entry = list.wrapping_byte_add(place * stride);
         put(entry.cast::<u32>(), process.pid)?;
-        put(
-            entry.wrapping_byte_add(8).cast::<u64>(),
-            process.memory.unwrap_or(NOT_AVAILABLE),
-        )?;
+        put(entry.wrapping_byte_add(8).cast::<u64>(), process.memory.unwrap_or(NOT_AVAILABLE))?;
         if stride >= 24 {
-            put(
-                entry.wrapping_byte_add(16).cast::<u32>(),
-                process.instances.0,
-            )?;
-            put(
-                entry.wrapping_byte_add(20).cast::<u32>(),
-                process.instances.1,
-            )?;
+            put(entry.wrapping_byte_add(16).cast::<u32>(), process.instances.0)?;
+            put(entry.wrapping_byte_add(20).cast::<u32>(), process.instances.1)?;
         }
         if stride >= 32 {
             put(entry.wrapping_byte_add(24).cast::<u64>(), 0)?;
@@ -1152,8 +1046,7 @@ fn process_utilization(
     let mut found = Vec::new();
     for process in live(call) {
         if let Some((percent, age)) = process.utilization {
-            let stamp =
-                u64::try_from(call.runtime.stamp(sampled - age.unwrap_or(0.0))).unwrap_or(0);
+            let stamp = u64::try_from(call.runtime.stamp(sampled - age.unwrap_or(0.0))).unwrap_or(0);
             if stamp > last_seen {
                 found.push((process.pid, stamp, percent));
             }
@@ -1170,10 +1063,7 @@ fn process_utilization(
         put(entry.wrapping_byte_add(pid_at).cast(), *pid)?;
         put(entry.wrapping_byte_add(stamp_at).cast(), *stamp)?;
         for (number, value) in percent.iter().enumerate() {
-            put(
-                entry.wrapping_byte_add(percent_at + 4 * number).cast(),
-                *value,
-            )?;
+            put(entry.wrapping_byte_add(percent_at + 4 * number).cast(), *value)?;
         }
         if stride == 40 {
             put(entry.wrapping_byte_add(28).cast::<u64>(), 0)?;

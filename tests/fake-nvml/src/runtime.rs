@@ -28,10 +28,7 @@ struct State {
     initialised: u32,
 }
 
-static STATE: Mutex<State> = Mutex::new(State {
-    runtime: None,
-    initialised: 0,
-});
+static STATE: Mutex<State> = Mutex::new(State { runtime: None, initialised: 0 });
 
 fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -52,10 +49,7 @@ pub(crate) struct Runtime {
 }
 
 fn clock(id: libc::clockid_t) -> i64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid place for the answer.
     unsafe { libc::clock_gettime(id, &raw mut time) };
     time.tv_sec * 1_000_000_000 + time.tv_nsec
@@ -98,33 +92,22 @@ impl Runtime {
     /// The scripted second.
     fn now(&self) -> f64 {
         match &self.scenario.clock_file {
-            Some(path) => std::fs::read_to_string(path)
-                .ok()
-                .and_then(|text| text.trim().parse().ok())
-                .unwrap_or(0.0),
-            #[allow(
-                clippy::cast_precision_loss,
-                reason = "a run is shorter than 2^53 ns, 104 days"
-            )]
+            Some(path) => {
+                std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0.0)
+            }
+            #[allow(clippy::cast_precision_loss, reason = "a run is shorter than 2^53 ns, 104 days")]
             None => (monotonic_ns() - self.epoch) as f64 / 1e9,
         }
     }
 
     /// The driver's time stamp, in µs since 1970, of a scripted second.
-    #[allow(
-        clippy::cast_possible_truncation,
-        reason = "microseconds of a test run fit"
-    )]
+    #[allow(clippy::cast_possible_truncation, reason = "microseconds of a test run fit")]
     pub(crate) fn stamp(&self, t: f64) -> i64 {
         self.wall_zero + (t * 1e6).round() as i64
     }
 
     fn reloads_by(&self, t: f64) -> usize {
-        self.scenario
-            .reload_at
-            .iter()
-            .filter(|at| **at <= t)
-            .count()
+        self.scenario.reload_at.iter().filter(|at| **at <= t).count()
     }
 
     /// Delays, hangs and errors that the scenario has for this call.
@@ -156,19 +139,14 @@ impl Runtime {
 
     /// Counts a call on a GPU and fails where that GPU is lost.
     fn touch(&self, index: usize, t: f64) -> Result<(), Ret> {
-        let (Some(gpu), Some(calls)) = (self.scenario.gpu.get(index), self.gpu_calls.get(index))
-        else {
+        let (Some(gpu), Some(calls)) = (self.scenario.gpu.get(index), self.gpu_calls.get(index)) else {
             return Err(codes::INVALID_ARGUMENT);
         };
         let place = calls.fetch_add(1, Ordering::Relaxed);
         let begun = gpu.lost_after_calls.is_some_and(|after| place >= after)
             || gpu.lost_from.is_some_and(|from| t >= from);
         let over = gpu.lost_until.is_some_and(|until| t >= until);
-        if begun && !over {
-            Err(codes::GPU_IS_LOST)
-        } else {
-            Ok(())
-        }
+        if begun && !over { Err(codes::GPU_IS_LOST) } else { Ok(()) }
     }
 }
 
@@ -180,10 +158,7 @@ fn shared_epoch(path: &Path, now: i64) -> i64 {
         let _ = std::fs::hard_link(&mine, path);
         let _ = std::fs::remove_file(&mine);
     }
-    std::fs::read_to_string(path)
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-        .unwrap_or(now)
+    std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(now)
 }
 
 fn applies(fault: &Fault, name: &str, gpu: Option<usize>, t: f64) -> bool {
@@ -215,9 +190,7 @@ fn log(name: &str, gpu: Option<usize>, result: &str) {
         let (pid, tid) = unsafe { (libc::getpid(), libc::syscall(libc::SYS_gettid)) };
         let gpu = gpu.map_or_else(|| "-".to_owned(), |gpu| gpu.to_string());
         // One write a line: lines of several processes do not mix.
-        let _ = file.write_all(
-            format!("{} {pid} {tid} {name} {gpu} {result}\n", monotonic_ns()).as_bytes(),
-        );
+        let _ = file.write_all(format!("{} {pid} {tid} {name} {gpu} {result}\n", monotonic_ns()).as_bytes());
     }
 }
 
@@ -251,29 +224,18 @@ impl Call {
 
     /// The physical GPU, also when the call is about one of its slices.
     pub(crate) fn gpu(&self) -> Result<&Gpu, Ret> {
-        self.runtime
-            .scenario
-            .gpu
-            .get(self.index)
-            .ok_or(codes::INVALID_ARGUMENT)
+        self.runtime.scenario.gpu.get(self.index).ok_or(codes::INVALID_ARGUMENT)
     }
 
     /// The GPU, for values that no MIG slice has.
     pub(crate) fn whole(&self) -> Result<&Gpu, Ret> {
-        if self.mig.is_some() {
-            Err(codes::NOT_SUPPORTED)
-        } else {
-            self.gpu()
-        }
+        if self.mig.is_some() { Err(codes::NOT_SUPPORTED) } else { self.gpu() }
     }
 
     /// The slice and its place, when the call is about one.
     pub(crate) fn mig(&self) -> Option<(usize, &Mig)> {
         let place = self.mig?;
-        Some((
-            place,
-            self.runtime.scenario.gpu.get(self.index)?.mig.get(place)?,
-        ))
+        Some((place, self.runtime.scenario.gpu.get(self.index)?.mig.get(place)?))
     }
 
     /// Fails when a GPU that the call came upon (by UUID, by bus address) is lost.
@@ -307,11 +269,7 @@ fn ret(result: Result<(), Ret>) -> Ret {
 }
 
 /// Runs one exported function. Nothing unwinds into C.
-pub(crate) fn call(
-    name: &'static str,
-    target: Target,
-    body: impl FnOnce(&Call) -> Result<(), Ret>,
-) -> Ret {
+pub(crate) fn call(name: &'static str, target: Target, body: impl FnOnce(&Call) -> Result<(), Ret>) -> Ret {
     let caught = std::panic::catch_unwind(AssertUnwindSafe(|| {
         let mut gpu = None;
         let result = answer(name, &target, &mut gpu, body);
@@ -358,12 +316,7 @@ fn answer(
     if !matches!(target, Target::System) {
         runtime.touch(index, t)?;
     }
-    body(&Call {
-        runtime,
-        t,
-        index,
-        mig,
-    })
+    body(&Call { runtime, t, index, mig })
 }
 
 fn load() -> Result<Arc<Runtime>, Ret> {
@@ -402,9 +355,7 @@ pub(crate) fn init(name: &'static str) -> Ret {
         };
         let t = runtime.now();
         runtime.faults(name, None, t)?;
-        runtime
-            .reloads_seen
-            .store(runtime.reloads_by(t), Ordering::Relaxed);
+        runtime.reloads_seen.store(runtime.reloads_by(t), Ordering::Relaxed);
         state().initialised += 1;
         Ok(())
     })();

@@ -397,8 +397,7 @@ impl Scenario {
     /// # Errors
     /// A sentence: the file cannot be read, is not TOML, or has a key that no scenario has.
     pub fn load(path: &Path) -> Result<Self, ScenarioError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| format!("{}: {error}", path.display()))?;
+        let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
         Self::parse(&text).map_err(|error| format!("{}: {error}", path.display()))
     }
 
@@ -408,9 +407,7 @@ impl Scenario {
     /// # Errors
     /// A sentence: not TOML, an unknown key, an unknown error name, an impossible number.
     pub fn parse(text: &str) -> Result<Self, ScenarioError> {
-        let mut table: toml::Table = text
-            .parse()
-            .map_err(|error: toml::de::Error| error.to_string())?;
+        let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
         let defaults = match table.remove("defaults") {
             Some(toml::Value::Table(defaults)) => defaults,
             None => toml::Table::new(),
@@ -438,9 +435,7 @@ impl Scenario {
             }
             *gpus = all;
         }
-        let scenario: Self = toml::Value::Table(table)
-            .try_into()
-            .map_err(|error| error.to_string())?;
+        let scenario: Self = toml::Value::Table(table).try_into().map_err(|error| error.to_string())?;
         scenario.check()?;
         Ok(scenario)
     }
@@ -455,15 +450,9 @@ impl Scenario {
             }
         }
         for (index, gpu) in self.gpu.iter().enumerate() {
-            for process in gpu
-                .process
-                .iter()
-                .chain(gpu.mig.iter().flat_map(|mig| &mig.process))
-            {
+            for process in gpu.process.iter().chain(gpu.mig.iter().flat_map(|mig| &mig.process)) {
                 if process.pid.is_none() == process.pid_file.is_none() {
-                    return Err(format!(
-                        "gpu {index}: a process has either `pid` or `pid_file`"
-                    ));
+                    return Err(format!("gpu {index}: a process has either `pid` or `pid_file`"));
                 }
                 if let Some(kind) = &process.kind
                     && !["C", "G", "C+G", "M", "none"].contains(&kind.as_str())
@@ -501,18 +490,13 @@ impl Scenario {
     /// NVML's version.
     #[must_use]
     pub fn nvml(&self) -> String {
-        self.nvml_version
-            .clone()
-            .unwrap_or_else(|| format!("12.{}", self.driver()))
+        self.nvml_version.clone().unwrap_or_else(|| format!("12.{}", self.driver()))
     }
 
     /// Whether field ids 251-273 have the numbers of driver 580.82 and later.
     #[must_use]
     pub fn renumbered_fields(&self) -> bool {
-        let mut parts = self
-            .driver()
-            .split('.')
-            .map(|part| part.parse::<u32>().unwrap_or(0));
+        let mut parts = self.driver().split('.').map(|part| part.parse::<u32>().unwrap_or(0));
         (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) >= (580, 82)
     }
 
@@ -528,17 +512,9 @@ impl Scenario {
     /// The UUID of a MIG slice by its place in the GPU's list.
     #[must_use]
     pub fn mig_uuid(&self, gpu: usize, place: usize) -> String {
-        match self
-            .gpu
-            .get(gpu)
-            .and_then(|gpu| gpu.mig.get(place))
-            .and_then(|mig| mig.uuid.clone())
-        {
+        match self.gpu.get(gpu).and_then(|gpu| gpu.mig.get(place)).and_then(|mig| mig.uuid.clone()) {
             Some(uuid) => uuid,
-            None => format!(
-                "MIG-{}",
-                made_up_uuid((gpu as u64) << 8 | (place as u64 + 1) | 1 << 32)
-            ),
+            None => format!("MIG-{}", made_up_uuid((gpu as u64) << 8 | (place as u64 + 1) | 1 << 32)),
         }
     }
 }
@@ -567,13 +543,11 @@ fn check_names(value: &serde_json::Value, key: &str) -> Result<(), ScenarioError
         serde_json::Value::String(_) if TEXT.contains(&key) => Ok(()),
         serde_json::Value::String(text) if key == "energy" && text == "from-power" => Ok(()),
         serde_json::Value::String(text) if key == "memory" && text == "N/A" => Ok(()),
-        serde_json::Value::String(text) if codes::by_name(text).is_none() => Err(format!(
-            "{key} = {text:?}: neither a number nor the name of an NVML error"
-        )),
+        serde_json::Value::String(text) if codes::by_name(text).is_none() => {
+            Err(format!("{key} = {text:?}: neither a number nor the name of an NVML error"))
+        }
         serde_json::Value::Array(items) => items.iter().try_for_each(|item| check_names(item, key)),
-        serde_json::Value::Object(map) => map
-            .iter()
-            .try_for_each(|(key, value)| check_names(value, key)),
+        serde_json::Value::Object(map) => map.iter().try_for_each(|(key, value)| check_names(value, key)),
         _ => Ok(()),
     }
 }
@@ -600,11 +574,7 @@ fn made_up_uuid(seed: u64) -> String {
 }
 
 fn toml_key(key: &str) -> String {
-    if !key.is_empty()
-        && key
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
-    {
+    if !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-') {
         key.to_owned()
     } else {
         serde_json::Value::from(key).to_string()
@@ -618,18 +588,13 @@ fn inline_toml(value: &serde_json::Value) -> Option<String> {
         serde_json::Value::Null => None,
         serde_json::Value::String(_) => Some(value.to_string().replace('\u{7f}', "\\u007f")),
         serde_json::Value::Bool(_) | serde_json::Value::Number(_) => Some(value.to_string()),
-        serde_json::Value::Array(items) => Some(format!(
-            "[{}]",
-            items
-                .iter()
-                .filter_map(inline_toml)
-                .collect::<Vec<_>>()
-                .join(", ")
-        )),
+        serde_json::Value::Array(items) => {
+            Some(format!("[{}]", items.iter().filter_map(inline_toml).collect::<Vec<_>>().join(", ")))
+        }
         serde_json::Value::Object(map) => {
-            let pairs = map.iter().filter_map(|(key, value)| {
-                Some(format!("{} = {}", toml_key(key), inline_toml(value)?))
-            });
+            let pairs = map
+                .iter()
+                .filter_map(|(key, value)| Some(format!("{} = {}", toml_key(key), inline_toml(value)?)));
             Some(format!("{{ {} }}", pairs.collect::<Vec<_>>().join(", ")))
         }
     }
@@ -654,17 +619,14 @@ impl Gpu {
         match self.energy.as_ref()? {
             Energy::Counter(counter) => Some(counter.clone()),
             Energy::Named(name) if name == "from-power" => Some(Counter::rate(self.power.clone()?)),
-            Energy::Named(name) => Some(Counter::Signal(Signal::Constant(Level::Error(
-                name.clone(),
-            )))),
+            Energy::Named(name) => Some(Counter::Signal(Signal::Constant(Level::Error(name.clone())))),
         }
     }
 
     /// Whether the GPU can be cut into MIG slices, and whether it is.
     #[must_use]
     pub fn mig_state(&self) -> Option<u32> {
-        self.mig_mode
-            .or(if self.mig.is_empty() { None } else { Some(1) })
+        self.mig_mode.or(if self.mig.is_empty() { None } else { Some(1) })
     }
 }
 
@@ -672,11 +634,7 @@ impl Process {
     /// A compute process with so many MiB.
     #[must_use]
     pub fn compute(pid: u32, memory: f64) -> Self {
-        Process {
-            pid: Some(pid),
-            memory: Some(memory.into()),
-            ..Process::default()
-        }
+        Process { pid: Some(pid), memory: Some(memory.into()), ..Process::default() }
     }
 }
 
@@ -690,20 +648,12 @@ mod tests {
         let scenario = Scenario {
             driver_version: Some("580.95.05".into()),
             missing_symbols: vec!["nvmlDeviceGetTemperatureV".into()],
-            cuda: Some(Cuda {
-                fastest_first: Some(vec![1, 0]),
-                ..Cuda::default()
-            }),
+            cuda: Some(Cuda { fastest_first: Some(vec![1, 0]), ..Cuda::default() }),
             gpu: vec![
                 Gpu {
                     name: Some("odd \"name\" \u{7f} ü".into()),
                     name_bytes: Some(vec![0xff, 0x41]),
-                    power: Some(Signal::Wave(Wave::Ramp(Ramp {
-                        from: 1.0,
-                        to: 2.0,
-                        start: 0.0,
-                        end: 4.5,
-                    }))),
+                    power: Some(Signal::Wave(Wave::Ramp(Ramp { from: 1.0, to: 2.0, start: 0.0, end: 4.5 }))),
                     energy: Some(Energy::Named("from-power".into())),
                     fields: BTreeMap::from([("138@4".to_owned(), Counter::rate(1e9))]),
                     gpu_utilization: Some(Signal::Steps(vec![
@@ -711,10 +661,7 @@ mod tests {
                         (1.0, Level::Error("UNKNOWN".into())),
                     ])),
                     process: vec![Process::compute(7, 12.0)],
-                    mig: vec![Mig {
-                        profile: Some("1g.10gb".into()),
-                        ..Mig::default()
-                    }],
+                    mig: vec![Mig { profile: Some("1g.10gb".into()), ..Mig::default() }],
                     ..Gpu::default()
                 },
                 Gpu::with_memory(81920.0, 0.0, 99.0),
@@ -728,18 +675,14 @@ mod tests {
             ..Scenario::default()
         };
         let text = scenario.to_toml();
-        assert_eq!(
-            Scenario::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}")),
-            scenario
-        );
+        assert_eq!(Scenario::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}")), scenario);
     }
 
     #[test]
     fn defaults_and_count_are_expanded() {
-        let scenario = Scenario::parse(
-            "[defaults]\npower = 50\nname = 'a'\n[[gpu]]\ncount = 2\n[[gpu]]\nname = 'b'\n",
-        )
-        .unwrap();
+        let scenario =
+            Scenario::parse("[defaults]\npower = 50\nname = 'a'\n[[gpu]]\ncount = 2\n[[gpu]]\nname = 'b'\n")
+                .unwrap();
         assert_eq!(scenario.gpu.len(), 3);
         assert_eq!(scenario.gpu[1].name.as_deref(), Some("a"));
         assert_eq!(scenario.gpu[2].name.as_deref(), Some("b"));

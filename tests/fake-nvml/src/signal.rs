@@ -127,18 +127,16 @@ impl Signal {
             }
             Signal::Wave(Wave::Square(wave)) => {
                 let inside = (t - wave.shift).rem_euclid(wave.period);
-                Ok(if inside < wave.duty * wave.period {
-                    wave.high
-                } else {
-                    wave.low
-                })
+                Ok(if inside < wave.duty * wave.period { wave.high } else { wave.low })
             }
             Signal::Wave(Wave::Ramp(ramp)) => {
                 let share = ((t - ramp.start) / (ramp.end - ramp.start)).clamp(0.0, 1.0);
                 Ok(ramp.from + (ramp.to - ramp.from) * share)
             }
-            Signal::Wave(Wave::Sine(wave)) => Ok(wave.mean
-                + wave.amplitude * (std::f64::consts::TAU * (t - wave.shift) / wave.period).sin()),
+            Signal::Wave(Wave::Sine(wave)) => {
+                Ok(wave.mean
+                    + wave.amplitude * (std::f64::consts::TAU * (t - wave.shift) / wave.period).sin())
+            }
         }
     }
 
@@ -184,9 +182,7 @@ impl Signal {
             }
             Signal::Wave(Wave::Sine(wave)) => {
                 let turn = std::f64::consts::TAU / wave.period;
-                let up_to = |x: f64| {
-                    wave.mean * x - wave.amplitude / turn * (turn * (x - wave.shift)).cos()
-                };
+                let up_to = |x: f64| wave.mean * x - wave.amplitude / turn * (turn * (x - wave.shift)).cos();
                 up_to(t) - up_to(0.0)
             }
         }
@@ -247,12 +243,7 @@ fn is_zero(value: &f64) -> bool {
 impl Counter {
     /// A counter that grows at `rate` units per second from 0.
     pub fn rate(rate: impl Into<Signal>) -> Self {
-        Counter::Rate(Rate {
-            rate: rate.into(),
-            start: 0.0,
-            reset_at: Vec::new(),
-            wrap: None,
-        })
+        Counter::Rate(Rate { rate: rate.into(), start: 0.0, reset_at: Vec::new(), wrap: None })
     }
 
     /// The counter at second `t`.
@@ -265,12 +256,7 @@ impl Counter {
             Counter::Rate(counter) => {
                 // An error named for this moment is answered, though it adds nothing to the sum.
                 counter.rate.at(t)?;
-                let reset = counter
-                    .reset_at
-                    .iter()
-                    .copied()
-                    .filter(|at| *at <= t)
-                    .fold(f64::NAN, f64::max);
+                let reset = counter.reset_at.iter().copied().filter(|at| *at <= t).fold(f64::NAN, f64::max);
                 let value = if reset.is_nan() {
                     counter.start + counter.rate.integral(t)
                 } else {
@@ -292,9 +278,7 @@ mod tests {
     fn numeric_integral(signal: &Signal, t: f64) -> f64 {
         let steps = 100_000;
         let width = t / f64::from(steps);
-        (0..steps)
-            .map(|step| signal.at((f64::from(step) + 0.5) * width).unwrap() * width)
-            .sum()
+        (0..steps).map(|step| signal.at((f64::from(step) + 0.5) * width).unwrap() * width).sum()
     }
 
     #[test]
@@ -306,43 +290,21 @@ mod tests {
                 (3.0, Level::Value(50.0)),
                 (9.0, Level::Value(0.0)),
             ]),
-            Signal::Wave(Wave::Square(Square {
-                low: 10.0,
-                high: 90.0,
-                period: 2.0,
-                duty: 0.25,
-                shift: 0.3,
-            })),
-            Signal::Wave(Wave::Ramp(Ramp {
-                from: 5.0,
-                to: 105.0,
-                start: 1.0,
-                end: 6.0,
-            })),
-            Signal::Wave(Wave::Sine(Sine {
-                mean: 50.0,
-                amplitude: 20.0,
-                period: 3.0,
-                shift: 0.2,
-            })),
+            Signal::Wave(Wave::Square(Square { low: 10.0, high: 90.0, period: 2.0, duty: 0.25, shift: 0.3 })),
+            Signal::Wave(Wave::Ramp(Ramp { from: 5.0, to: 105.0, start: 1.0, end: 6.0 })),
+            Signal::Wave(Wave::Sine(Sine { mean: 50.0, amplitude: 20.0, period: 3.0, shift: 0.2 })),
         ];
         for signal in &signals {
             for t in [0.5, 2.0, 6.5, 12.0] {
                 let expected = numeric_integral(signal, t);
-                assert!(
-                    (signal.integral(t) - expected).abs() < 0.01,
-                    "{signal:?} at {t}: {expected}"
-                );
+                assert!((signal.integral(t) - expected).abs() < 0.01, "{signal:?} at {t}: {expected}");
             }
         }
     }
 
     #[test]
     fn steps_hold_and_the_first_reaches_back() {
-        let steps = Signal::Steps(vec![
-            (1.0, Level::Value(5.0)),
-            (3.0, Level::Error("GPU_IS_LOST".into())),
-        ]);
+        let steps = Signal::Steps(vec![(1.0, Level::Value(5.0)), (3.0, Level::Error("GPU_IS_LOST".into()))]);
         assert_eq!(steps.at(0.0), Ok(5.0));
         assert_eq!(steps.at(2.999), Ok(5.0));
         assert_eq!(steps.at(3.0), Err(codes::GPU_IS_LOST));
@@ -350,12 +312,7 @@ mod tests {
 
     #[test]
     fn a_counter_resets_and_wraps() {
-        let mut rate = Rate {
-            rate: 10.0.into(),
-            start: 100.0,
-            reset_at: vec![5.0],
-            wrap: None,
-        };
+        let mut rate = Rate { rate: 10.0.into(), start: 100.0, reset_at: vec![5.0], wrap: None };
         assert_eq!(Counter::Rate(rate.clone()).at(4.0), Ok(140.0));
         assert_eq!(Counter::Rate(rate.clone()).at(6.0), Ok(10.0));
         rate.wrap = Some(120.0);

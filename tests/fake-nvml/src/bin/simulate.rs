@@ -31,15 +31,11 @@ fn run() -> Result<std::convert::Infallible, String> {
         fake_nvml::scenario_file(&scenario.to_string_lossy())?
     };
     // One directory per scenario and user, reused: nothing is left to clean up after `exec`.
-    let name = scenario
-        .file_stem()
-        .map(|stem| stem.to_string_lossy().into_owned())
-        .unwrap_or_default();
+    let name = scenario.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     // SAFETY: only returns a number.
     let user = unsafe { libc::getuid() };
     let directory = std::env::temp_dir().join(format!("simulated-gpus-{user}-{name}"));
-    std::fs::create_dir_all(&directory)
-        .map_err(|error| format!("{}: {error}", directory.display()))?;
+    std::fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
     let installed = fake_nvml::install_file(&directory, &scenario)?;
     let mut command = Command::new(&program);
     let error = installed.apply(command.args(words)).exec();
