@@ -166,6 +166,18 @@ impl Launcher {
         }
     }
 
+    /// Minds the job to its end and nothing else: what is left to do when the supervisor's own code has
+    /// panicked. Signals are still forwarded, orphans still reaped.
+    pub fn until_exit(&mut self) -> JobExit {
+        loop {
+            if let Some(exit) = self.exit {
+                self.exit_untold = false;
+                return exit;
+            }
+            self.next_event(None, None);
+        }
+    }
+
     /// Waits for a signal or `wake`; true when `wake` has something.
     fn poll(&self, wait: Option<Duration>, wake: Option<RawFd>) -> bool {
         let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
