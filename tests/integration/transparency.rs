@@ -879,6 +879,9 @@ fn ctrl_z_fg_and_bg_work() {
         let mut log = Vec::new();
         terminal.type_in(&format!("{}\n", line(way, "wait")));
         terminal.expect("ready ");
+        let job: i32 = terminal.expect("\n").trim().parse().unwrap();
+        // A key typed before the shell's CONT has arrived would be undone by it.
+        let running = || until("it runs again", || !matches!(state(job), Some('T')));
         for _ in 0..3 {
             terminal.type_in("\x1a");
             log.push(terminal.expect("Stopped").contains("[1]+"));
@@ -887,6 +890,7 @@ fn ctrl_z_fg_and_bg_work() {
             terminal.type_in("fg\n");
             terminal.expect("wait");
             terminal.expect("\r\n");
+            running();
         }
         // In the background it reads the terminal and is stopped for it.
         terminal.type_in("\x1a");
