@@ -51,14 +51,20 @@ pub fn parse(argv: Vec<OsString>) -> Result<Invocation, Stop> {
 fn record_without_job(run: RunArgs) -> Result<Invocation, Stop> {
     if run.selection.any() {
         return Err(Stop::Usage(
-            "GPUs are chosen for a job: put it after --, or use 'gpurun select' to print the choice".to_owned(),
+            "GPUs are chosen for a job: put it after --, or use 'gpurun select' to print the choice"
+                .to_owned(),
         ));
     }
     if run.job.kill_after.is_some() || run.job.kill_tree || run.job.die_together {
-        return Err(Stop::Usage("--kill-after, --kill-tree and --die-together need a job: put it after --".to_owned()));
+        return Err(Stop::Usage(
+            "--kill-after, --kill-tree and --die-together need a job: put it after --".to_owned(),
+        ));
     }
     if run.logging.log.is_empty() {
-        return Err(Stop::Usage("nothing to do: give a job after --, a --log TARGET, or a subcommand; see 'gpurun --help'".to_owned()));
+        return Err(Stop::Usage(
+            "nothing to do: give a job after --, a --log TARGET, or a subcommand; see 'gpurun --help'"
+                .to_owned(),
+        ));
     }
     let record = RecordArgs { all: true, logging: run.logging, common: run.common, ..RecordArgs::default() };
     Ok(Invocation::Other(Box::new(Command::Record(record))))
@@ -70,7 +76,10 @@ fn stop(error: &clap::Error, argv: &[OsString], separated: bool) -> Stop {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => return Stop::Print(error.to_string()),
         ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument if !separated => {
-            let word = match error.get(ContextKind::InvalidSubcommand).or_else(|| error.get(ContextKind::InvalidArg)) {
+            let word = match error
+                .get(ContextKind::InvalidSubcommand)
+                .or_else(|| error.get(ContextKind::InvalidArg))
+            {
                 Some(ContextValue::String(word)) => word.as_str(),
                 _ => "",
             };
@@ -85,7 +94,8 @@ fn stop(error: &clap::Error, argv: &[OsString], separated: bool) -> Stop {
         _ => {}
     }
     let text = error.to_string();
-    let mut parts = text.lines().take_while(|line| !line.starts_with("Usage:")).map(str::trim).filter(|l| !l.is_empty());
+    let mut parts =
+        text.lines().take_while(|line| !line.starts_with("Usage:")).map(str::trim).filter(|l| !l.is_empty());
     let first = parts.next().unwrap_or("cannot read the command line");
     let mut line = first.strip_prefix("error: ").unwrap_or(first).to_owned();
     for part in parts.filter(|p| !p.starts_with("For more information")) {

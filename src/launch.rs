@@ -20,6 +20,7 @@ mod spawn;
 mod stderr;
 mod termination;
 mod tree;
+mod watch;
 
 pub use inherited::{Inherited, inherited};
 pub use launcher::{JobEvent, Launcher, Reaped};
@@ -29,3 +30,4 @@ pub use spawn::{JobCommand, LaunchError, raise_descriptor_limit, spawn};
 pub use stderr::NonBlockingStderr;
 pub use termination::Termination;
 pub use tree::{KillReport, Leftover};
+pub use watch::{Watch, WatchEvent};

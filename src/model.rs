@@ -8,6 +8,7 @@ pub mod device;
 pub mod id;
 pub mod mark;
 pub mod metric;
+pub mod metric_set;
 pub mod reading;
 pub mod run;
 pub mod sample;

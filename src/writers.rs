@@ -5,20 +5,30 @@
 //! the writers, but never past its deadline. What a writer cannot write now it keeps, up to a bound,
 //! and tries again with the next window.
 
+mod columns;
 mod csv_file;
 mod disk;
+pub mod export;
 mod fanout;
 mod format;
+mod journal;
+mod metadata;
+mod parquet_file;
+pub mod read;
 pub mod target;
+mod tensorboard;
+mod wide;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use thiserror::Error;
 
+pub use csv_file::recover as recover_csv;
 pub use fanout::{FanOut, WriterReport};
 pub use format::{OpenFailure, Opened, open};
-use target::Target;
+pub use metadata::Metadata;
+pub use parquet_file::{Recovered, journal_path, recover, target_of_journal};
 
 /// How rows are laid out in CSV and Parquet files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -95,6 +105,15 @@ pub enum WriterError {
     /// The same file is named by two targets.
     #[error("{path} is given twice", path = .0.display())]
     Twice(PathBuf),
+    /// The output of an export is there and nothing says to replace it.
+    #[error("{path} exists already; use --overwrite or another name", path = .0.display())]
+    OutputExists(PathBuf),
+    /// The suffix of an output names no format.
+    #[error("{path}: unknown suffix; use .csv, .parquet or .jsonl", path = .0.display())]
+    UnknownOutput(PathBuf),
+    /// A directory without a log.
+    #[error("there is no log in {path}", path = .0.display())]
+    NoLog(PathBuf),
     /// The operating system refused.
     #[error("cannot {action} {path}: {source}", path = .path.display())]
     Io {
@@ -130,9 +149,4 @@ impl WriterError {
         let path = path.into();
         move |source| WriterError::Io { action, path, source }
     }
-}
-
-/// A target as messages and reports name it.
-pub fn target_name(target: &Target) -> String {
-    target.to_string()
 }

@@ -125,7 +125,9 @@ impl LoggingArgs {
         let interval = self.interval.unwrap_or(Duration::from_secs(1));
         let window = self.window.unwrap_or(Duration::from_secs(10).max(interval));
         if interval < Duration::from_millis(10) {
-            return Err(format!("--interval {interval:?}: shorter than 10ms, the resolution of /proc's clock"));
+            return Err(format!(
+                "--interval {interval:?}: shorter than 10ms, the resolution of /proc's clock"
+            ));
         }
         if window < interval {
             return Err(format!("--window {window:?} is shorter than --interval {interval:?}"));
@@ -136,7 +138,9 @@ impl LoggingArgs {
         }
         let tag = self.tag.clone().unwrap_or_else(|| "run".to_owned());
         if tag.is_empty() || tag.contains('/') || tag.chars().any(char::is_control) {
-            return Err(format!("--tag {tag:?}: a tag is not empty and has no '/' and no control characters"));
+            return Err(format!(
+                "--tag {tag:?}: a tag is not empty and has no '/' and no control characters"
+            ));
         }
         if self.run.as_deref().is_some_and(|run| run.is_empty() || run.chars().any(char::is_control)) {
             return Err("--run: the name is not empty and has no control characters".to_owned());
@@ -176,7 +180,9 @@ fn chosen_metrics(words: &[String]) -> Result<Vec<MetricId>, String> {
             }
         }
         if !known {
-            return Err(format!("--metrics {word}: no metric or group is called {name:?}; 'gpurun metrics' lists them"));
+            return Err(format!(
+                "--metrics {word}: no metric or group is called {name:?}; 'gpurun metrics' lists them"
+            ));
         }
     }
     Ok(MetricId::ALL.iter().zip(on).filter_map(|(id, on)| on.then_some(*id)).collect())
@@ -198,7 +204,12 @@ mod tests {
         assert!(changed.contains(&MetricId::JobMemoryPss) && !changed.contains(&MetricId::GpuPcieRx));
         assert_eq!(
             words(&["gpu.memory_used", "load"]).unwrap(),
-            [MetricId::HostLoadAverage1m, MetricId::HostLoadAverage5m, MetricId::HostLoadAverage15m, MetricId::GpuMemoryUsed]
+            [
+                MetricId::HostLoadAverage1m,
+                MetricId::HostLoadAverage5m,
+                MetricId::HostLoadAverage15m,
+                MetricId::GpuMemoryUsed
+            ]
         );
     }
 
@@ -212,7 +223,10 @@ mod tests {
         let refuse = |args: LoggingArgs| args.meaning().unwrap_err();
         let d = |ms| Some(Duration::from_millis(ms));
         assert!(refuse(LoggingArgs { interval: d(1), ..Default::default() }).contains("10ms"));
-        assert!(refuse(LoggingArgs { interval: d(2000), window: d(1000), ..Default::default() }).contains("shorter"));
+        assert!(
+            refuse(LoggingArgs { interval: d(2000), window: d(1000), ..Default::default() })
+                .contains("shorter")
+        );
         assert!(refuse(LoggingArgs { tag: Some("a/b".into()), ..Default::default() }).contains("--tag"));
         let wide = LoggingArgs { interval: d(60_000), ..Default::default() }.meaning().unwrap();
         assert_eq!(wide.window, Duration::from_secs(60));

@@ -51,7 +51,7 @@ impl SignalSet {
     }
 
     /// Blocks these signals for the calling thread and returns what was blocked before.
-    pub(super) fn block(self) -> SignalSet {
+    pub fn block(self) -> SignalSet {
         Self::change_mask(libc::SIG_BLOCK, Some(self))
     }
 

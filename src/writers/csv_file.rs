@@ -1,5 +1,6 @@
 //! CSV: a header, then whole lines, one write for each batch.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write as _};
 use std::os::unix::fs::FileExt;
@@ -7,29 +8,33 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::model::run::{RunEnd, RunInfo};
-use crate::model::series::SeriesInfo;
 use crate::model::time::Wall;
 use crate::model::window::WindowBatch;
 
+use super::columns::{FIXED, LONG, LongRow, STATS, wide_columns};
 use super::disk::LogFile;
 use super::format::{Format, Writer};
 use super::target::Target;
 use super::{Layout, Mode, WriterError, WriterSettings};
 
-/// The columns of the long layout, in their order.
-pub(super) const LONG_COLUMNS: [&str; 22] = [
-    "time", "window_s", "run", "host", "rank", "kind", "tag", "step", "scope", "gpu", "cuda", "uuid", "pid",
-    "process", "metric", "unit", "mean", "min", "max", "last", "samples", "missing",
-];
-
 struct CsvFormat {
     layout: Layout,
     run: Option<Arc<RunInfo>>,
+    lines: Lines,
+    /// The fixed columns of the current batch.
     text: Vec<u8>,
+    /// Wide layout: first statistic of each series, by key.
+    places: HashMap<String, usize>,
 }
 
 pub(super) fn open(target: &Target, path: &Path, settings: &WriterSettings) -> Result<Writer, WriterError> {
-    let format = Box::new(CsvFormat { layout: settings.layout, run: None, text: Vec::new() });
+    let format = Box::new(CsvFormat {
+        layout: settings.layout,
+        run: None,
+        lines: Lines::default(),
+        text: Vec::new(),
+        places: HashMap::new(),
+    });
     match settings.mode {
         Mode::CreateNew => Ok(Writer::new(target.clone(), LogFile::create(path)?, format, true)),
         Mode::Overwrite | Mode::Append if !path.exists() => {
@@ -42,7 +47,7 @@ pub(super) fn open(target: &Target, path: &Path, settings: &WriterSettings) -> R
             let mut file = LogFile::existing(path)?;
             let note = cut_torn_line(&mut file)?;
             if settings.layout == Layout::Long && file.len() > 0 {
-                check_header(&file, &header(&LONG_COLUMNS))?;
+                check_header(&file, &header(&long_names()))?;
             }
             let mut writer = Writer::new(target.clone(), file, format, false);
             writer.tell(note);
@@ -61,6 +66,18 @@ fn cut_torn_line(file: &mut LogFile) -> Result<Option<String>, WriterError> {
     let path = file.path().to_owned();
     file.truncate(whole).map_err(WriterError::io("cut", &path))?;
     Ok(Some(format!("{}: cut an incomplete last line of {torn} bytes", path.display())))
+}
+
+/// Cuts an incomplete last line of a log whose gpurun was killed; gives the bytes that were cut.
+///
+/// Fails with [`WriterError::Busy`] while a gpurun writes it, and leaves files alone that are not ours.
+pub fn recover(path: &Path) -> Result<u64, WriterError> {
+    super::read::rows(path)?;
+    let mut file = LogFile::existing(path)?;
+    let before = file.len();
+    cut_torn_line(&mut file)?;
+    file.sync().map_err(WriterError::io("sync", path))?;
+    Ok(before - file.len())
 }
 
 /// Offset after the last line end. Our fields never hold one, quoted or not.
@@ -90,7 +107,11 @@ fn check_header(file: &LogFile, expected: &[u8]) -> Result<(), WriterError> {
     Err(WriterError::OtherColumns { path, what: "its header has other columns than this run writes".into() })
 }
 
-fn header(columns: &[impl AsRef<[u8]>]) -> Vec<u8> {
+fn long_names() -> [&'static str; LONG.len()] {
+    LONG.map(|c| c.name)
+}
+
+pub(super) fn header(columns: &[impl AsRef<[u8]>]) -> Vec<u8> {
     let mut out = Vec::new();
     for (n, column) in columns.iter().enumerate() {
         if n > 0 {
@@ -139,75 +160,152 @@ pub(super) fn rfc3339(time: Wall) -> String {
     format!("{stamp:.6}")
 }
 
-/// The columns that all rows of a batch share, each with its comma.
-fn put_batch_columns(out: &mut Vec<u8>, run: &RunInfo, batch: &WindowBatch) {
-    out.extend_from_slice(rfc3339(batch.time).as_bytes());
-    out.push(b',');
-    put_float(out, Some(batch.window_s));
-    out.push(b',');
-    put_text(out, run.run.as_bytes());
-    out.push(b',');
-    put_text(out, run.host.as_bytes());
-    out.push(b',');
-    put_int(out, batch.rank.or(run.rank));
-    out.push(b',');
-    out.extend_from_slice(batch.kind.name().as_bytes());
-    out.push(b',');
-    put_text(out, batch.tag.as_bytes());
-    out.push(b',');
-    put_int(out, batch.step);
-    out.push(b',');
+/// Lines of either layout. The columns that a row shares with the one before it are formatted once.
+#[derive(Default)]
+pub(super) struct Lines {
+    time: Option<(i64, String)>,
 }
 
-fn put_series_columns(out: &mut Vec<u8>, series: &SeriesInfo) {
-    out.extend_from_slice(series.scope().name().as_bytes());
-    out.push(b',');
-    let device = series.device.as_deref();
-    put_int(out, device.map(|d| d.index));
-    out.push(b',');
-    put_int(out, device.and_then(|d| d.cuda));
-    out.push(b',');
-    put_text(out, device.map_or("", |d| d.uuid.as_str()).as_bytes());
-    out.push(b',');
-    put_int(out, series.process.as_ref().map(|p| p.key.pid));
-    out.push(b',');
-    put_text(out, series.process.as_ref().map_or("", |p| &*p.name).as_bytes());
-    out.push(b',');
-    put_text(out, series.name().as_bytes());
-    out.push(b',');
-    put_text(out, series.unit().as_bytes());
+impl Lines {
+    fn put_fixed(&mut self, out: &mut Vec<u8>, row: &LongRow<'_>) {
+        if self.time.as_ref().is_none_or(|(time, _)| *time != row.time) {
+            self.time = Some((row.time, rfc3339(Wall(row.time))));
+        }
+        if let Some((_, text)) = &self.time {
+            out.extend_from_slice(text.as_bytes());
+        }
+        out.push(b',');
+        put_float(out, Some(row.window_s));
+        out.push(b',');
+        put_text(out, row.run.as_bytes());
+        out.push(b',');
+        put_text(out, row.host.as_bytes());
+        out.push(b',');
+        put_int(out, row.rank);
+        out.push(b',');
+        put_text(out, row.kind.as_bytes());
+        out.push(b',');
+        put_text(out, row.tag.as_bytes());
+        out.push(b',');
+        put_int(out, row.step);
+    }
+
+    /// A line of the long layout after its fixed columns, which may be copied from the line before.
+    fn put_rest(out: &mut Vec<u8>, row: &LongRow<'_>) {
+        for text in [
+            Cell::Text(Some(row.scope)),
+            Cell::Int(row.gpu.map(i64::from)),
+            Cell::Int(row.cuda.map(i64::from)),
+            Cell::Text(row.uuid),
+            Cell::Int(row.pid),
+            Cell::Text(row.process),
+            Cell::Text(Some(row.metric)),
+            Cell::Text(Some(row.unit)),
+        ] {
+            out.push(b',');
+            match text {
+                Cell::Text(text) => put_text(out, text.unwrap_or_default().as_bytes()),
+                Cell::Int(value) => put_int(out, value),
+            }
+        }
+        for value in row.stats {
+            out.push(b',');
+            put_float(out, value);
+        }
+        for count in [row.samples, row.missing] {
+            out.push(b',');
+            put_int(out, count);
+        }
+        out.push(b'\n');
+    }
+
+    pub(super) fn put_long(&mut self, out: &mut Vec<u8>, row: &LongRow<'_>) {
+        self.put_fixed(out, row);
+        Self::put_rest(out, row);
+    }
+
+    pub(super) fn put_wide(&mut self, out: &mut Vec<u8>, row: &LongRow<'_>, values: &[Option<f64>]) {
+        self.put_fixed(out, row);
+        for value in values {
+            out.push(b',');
+            put_float(out, *value);
+        }
+        out.push(b'\n');
+    }
+}
+
+enum Cell<'a> {
+    Text(Option<&'a str>),
+    Int(Option<i64>),
 }
 
 impl CsvFormat {
-    fn run(&self) -> io::Result<Arc<RunInfo>> {
-        self.run.clone().ok_or_else(|| io::Error::other("the run has not begun"))
+    fn columns(&self) -> Vec<String> {
+        let mut names: Vec<String> = long_names().map(str::to_owned).to_vec();
+        if let (Layout::Wide, Some(run)) = (self.layout, &self.run) {
+            names.truncate(FIXED);
+            names.extend(wide_columns(run));
+        }
+        names
+    }
+
+    fn encode_wide(&mut self, run: &RunInfo, batch: &WindowBatch, out: &mut Vec<u8>) {
+        let Some(first) = batch.rows.first() else { return };
+        let mut values = vec![None; self.places.len() * STATS.len()];
+        for row in &batch.rows {
+            if let Some(&place) = self.places.get(&row.series.key()) {
+                values[place..place + STATS.len()].copy_from_slice(&LongRow::of(run, batch, row).stats);
+            }
+        }
+        self.lines.put_wide(out, &LongRow::of(run, batch, first), &values);
     }
 }
 
 impl Format for CsvFormat {
-    fn begin(&mut self, run: &Arc<RunInfo>, _file: &mut LogFile) -> Result<Option<String>, WriterError> {
+    fn begin(&mut self, run: &Arc<RunInfo>, file: &mut LogFile) -> Result<Option<String>, WriterError> {
         self.run = Some(Arc::clone(run));
-        Ok(None)
+        if self.layout == Layout::Long {
+            return Ok(None);
+        }
+        let columns = wide_columns(run);
+        for (n, name) in columns.iter().enumerate().step_by(STATS.len()) {
+            let key = name.split_once('/').and_then(|(_, rest)| rest.rsplit_once('/'));
+            if let Some((key, _)) = key {
+                self.places.insert(key.to_owned(), n);
+            }
+        }
+        if file.len() == 0 || check_header(file, &header(&self.columns())).is_ok() {
+            return Ok(None);
+        }
+        // The job runs already: better a file beside it than no rows.
+        let old = file.path().to_owned();
+        let stem = old.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        let beside = old.with_file_name(format!("{stem}.{}.csv", run.run.replace('/', "_")));
+        *file = LogFile::create(&beside)?;
+        Ok(Some(format!(
+            "{} has other columns than this run writes; its rows go to {}",
+            old.display(),
+            beside.display()
+        )))
     }
 
     fn prefix(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
-        out.extend_from_slice(&header(&LONG_COLUMNS));
+        out.extend_from_slice(&header(&self.columns()));
         Ok(())
     }
 
     fn encode(&mut self, batch: &WindowBatch, out: &mut Vec<u8>) -> io::Result<()> {
-        let run = self.run()?;
+        let run = self.run.clone().ok_or_else(|| io::Error::other("the run has not begun"))?;
+        if self.layout == Layout::Wide {
+            self.encode_wide(&run, batch, out);
+            return Ok(());
+        }
+        let Some(first) = batch.rows.first() else { return Ok(()) };
         self.text.clear();
-        put_batch_columns(&mut self.text, &run, batch);
+        self.lines.put_fixed(&mut self.text, &LongRow::of(&run, batch, first));
         for row in &batch.rows {
             out.extend_from_slice(&self.text);
-            put_series_columns(out, &row.series);
-            let stats = &row.stats;
-            for value in [stats.mean, stats.min, stats.max, stats.last] {
-                out.push(b',');
-                put_float(out, value);
-            }
-            let _ = writeln!(out, ",{},{}", stats.samples, stats.missing);
+            Lines::put_rest(out, &LongRow::of(&run, batch, row));
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use crate::model::window::WindowBatch;
 use super::disk::{Fate, LogFile};
 use super::fanout::FanOut;
 use super::target::Target;
-use super::{WriterError, WriterSettings, csv_file};
+use super::{WriterError, WriterSettings, csv_file, parquet_file, tensorboard};
 
 /// One file format: turns batches into bytes that are appended whole.
 pub(super) trait Format: Send {
@@ -203,7 +203,7 @@ pub fn open(targets: &[Target], settings: &WriterSettings) -> (Opened, Vec<OpenF
 fn open_one(target: &Target, settings: &WriterSettings) -> Result<Writer, WriterError> {
     match target {
         Target::Csv(path) => csv_file::open(target, path, settings),
-        Target::Parquet(path) => Err(WriterError::NotALog { path: path.clone(), what: "not yet".into() }),
-        Target::TensorBoard(path) => Err(WriterError::NotALog { path: path.clone(), what: "not yet".into() }),
+        Target::Parquet(path) => parquet_file::open(target, path, settings),
+        Target::TensorBoard(path) => tensorboard::open(target, path, settings),
     }
 }

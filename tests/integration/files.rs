@@ -12,8 +12,9 @@ use gpurun::model::run::{JobExit, RunEnd, RunInfo};
 use gpurun::model::series::{ProcessIdentity, SeriesInfo};
 use gpurun::model::time::{Mono, Wall};
 use gpurun::model::window::{Row, RowKind, Stats, WindowBatch};
+use gpurun::writers::read::ReadRow;
 use gpurun::writers::target::Target;
-use gpurun::writers::{self, Mode, WriterReport, WriterSettings};
+use gpurun::writers::{self, Layout, Mode, WriterReport, WriterSettings};
 
 pub(crate) const START: i64 = 1_790_000_000_000_000;
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -264,4 +265,144 @@ fn a_deleted_log_directory_is_made_again_with_all_rows() {
     fan_out.send(Arc::new(window(&run, 2)));
     assert_clean(&fan_out.finish(run_end(), DEADLINE));
     assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 1 + 2 * rows);
+}
+
+/// Every row of a log, and what was left out of it.
+pub(crate) fn read(path: &Path) -> (Vec<ReadRow>, Option<String>) {
+    let mut log = writers::read::rows(path).unwrap();
+    let rows: Vec<_> = log.by_ref().collect::<Result<_, _>>().unwrap();
+    (rows, log.dropped().map(str::to_owned))
+}
+
+fn batches(run: &RunInfo, windows: u64) -> Vec<WindowBatch> {
+    (1..=windows).flat_map(|n| [window(run, n), tag_span(run, n), steps(run, n)]).collect()
+}
+
+#[test]
+fn csv_and_parquet_read_back_the_same_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run_info(3, Some(1));
+    let batches = batches(&run, 40);
+    let count: usize = batches.iter().map(|b| b.rows.len()).sum();
+    let reports = write(&["m.csv", "m.parquet"], dir.path(), &settings(Mode::CreateNew), &run, batches);
+    assert_clean(&reports);
+    assert!(!dir.path().join("m.parquet.journal").exists());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    let (csv, _) = read(&dir.path().join("m.csv"));
+    let (parquet, _) = read(&dir.path().join("m.parquet"));
+    assert_eq!(csv.len(), count);
+    // A line of CSV is a row: the line end in the process name became a blank there.
+    let plain: Vec<_> = parquet
+        .into_iter()
+        .map(|mut row| {
+            row.process = row.process.map(|p| p.replace('\n', " ").into());
+            row
+        })
+        .collect();
+    assert_eq!(csv, plain);
+}
+
+#[test]
+fn wide_files_hold_what_the_long_ones_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run_info(2, None);
+    let wide = WriterSettings { layout: Layout::Wide, ..settings(Mode::CreateNew) };
+    assert_clean(&write(&["w.csv", "w.parquet"], dir.path(), &wide, &run, batches(&run, 20)));
+    assert_clean(&write(&["l.parquet"], dir.path(), &settings(Mode::CreateNew), &run, batches(&run, 20)));
+    let header = fs::read_to_string(dir.path().join("w.csv")).unwrap();
+    let header = header.lines().next().unwrap();
+    assert!(header.starts_with("time,window_s,run,host,rank,kind,tag,step,run/host/cpu_percent (%)/mean,"));
+    assert!(header.contains(",run/cuda:0 (gpu:2)/gpu_utilization (%)/last,"), "{header}");
+    let (csv, _) = read(&dir.path().join("w.csv"));
+    let (parquet, _) = read(&dir.path().join("w.parquet"));
+    let (long, _) = read(&dir.path().join("l.parquet"));
+    let expected: Vec<_> = long
+        .into_iter()
+        .filter(|row| &*row.scope != "process")
+        .map(|row| ReadRow { samples: None, missing: None, ..row })
+        .collect();
+    assert_eq!(parquet, expected);
+    let without_uuid: Vec<_> = expected.into_iter().map(|row| ReadRow { uuid: None, ..row }).collect();
+    assert_eq!(csv, without_uuid);
+}
+
+#[test]
+fn appending_to_parquet_keeps_both_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run_info(1, None);
+    assert_clean(&write(&["m.parquet"], dir.path(), &settings(Mode::CreateNew), &run, [window(&run, 1)]));
+    let later = Arc::new(RunInfo { run: "second".into(), start: Wall(START + 1), ..(*run).clone() });
+    assert_clean(&write(&["m.parquet"], dir.path(), &settings(Mode::Append), &later, [window(&later, 2)]));
+    let log = writers::read::rows(&dir.path().join("m.parquet")).unwrap();
+    let runs: serde_json::Value = serde_json::from_str(&log.metadata()["gpurun.runs"]).unwrap();
+    assert_eq!(runs[0]["run"], "20260921T141320Z-node1-42");
+    assert_eq!(runs[1]["run"], "second");
+    assert_eq!(log.metadata()["gpurun.exit"], "3");
+    let rows: Vec<_> = log.map(|r| r.unwrap().run.to_string()).collect();
+    assert_eq!(rows.len(), 2 * (run.series.len() + 1));
+    assert_eq!(rows.last().unwrap(), "second");
+    let (_, failures) = writers::open(
+        &[parse(dir.path(), "m.parquet")],
+        &WriterSettings { layout: Layout::Wide, ..settings(Mode::Append) },
+    );
+    assert!(failures[0].error.to_string().contains("long layout"), "{}", failures[0].error);
+    assert_clean(&write(&["m.parquet"], dir.path(), &settings(Mode::Overwrite), &run, [window(&run, 1)]));
+    assert_eq!(read(&dir.path().join("m.parquet")).0.len(), run.series.len() + 1);
+}
+
+#[test]
+fn a_live_journal_can_be_read_but_not_recovered() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run_info(1, None);
+    let (opened, _) = writers::open(&[parse(dir.path(), "m.parquet")], &settings(Mode::CreateNew));
+    let journal = dir.path().join("m.parquet.journal");
+    let fan_out = opened.start(Arc::clone(&run));
+    fan_out.send(Arc::new(window(&run, 1)));
+    let rows = run.series.len() + 1;
+    wait_until(|| writers::read::rows(&journal).is_ok_and(|log| log.filter(Result::is_ok).count() == rows));
+    let busy = writers::recover(&journal).unwrap_err();
+    assert!(busy.to_string().contains("running gpurun"), "{busy}");
+    assert_clean(&fan_out.finish(run_end(), DEADLINE));
+    assert!(!journal.exists());
+}
+
+#[test]
+fn recover_keeps_every_whole_batch_of_a_journal_cut_anywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run_info(1, None);
+    let (opened, _) = writers::open(&[parse(dir.path(), "m.parquet")], &settings(Mode::CreateNew));
+    let journal = dir.path().join("m.parquet.journal");
+    let fan_out = opened.start(Arc::clone(&run));
+    wait_until(|| fs::metadata(&journal).unwrap().len() > 0);
+    let mut ends = vec![fs::metadata(&journal).unwrap().len()];
+    let all = batches(&run, 5);
+    for batch in &all {
+        let rows: usize = ends.len() * batch.rows.len();
+        fan_out.send(Arc::new(batch.clone()));
+        wait_until(|| {
+            writers::read::rows(&journal).is_ok_and(|log| log.filter(Result::is_ok).count() == rows)
+        });
+        ends.push(fs::metadata(&journal).unwrap().len());
+    }
+    let bytes = fs::read(&journal).unwrap();
+    assert_clean(&fan_out.finish(run_end(), DEADLINE));
+    let (expected, _) = read(&dir.path().join("m.parquet"));
+    let rows = all[0].rows.len();
+    let start = ends[0] as usize;
+    for cut in (start..bytes.len()).step_by(97).chain([bytes.len()]) {
+        let torn = dir.path().join("t.parquet.journal");
+        fs::write(&torn, &bytes[..cut]).unwrap();
+        let done = writers::recover(&torn).unwrap();
+        let whole = ends.iter().filter(|&&end| end as usize <= cut).count() - 1;
+        assert_eq!(done.rows as usize, whole * rows, "cut at {cut}");
+        assert_eq!(done.torn_bytes as usize, cut - ends[whole] as usize);
+        let (got, _) = read(&dir.path().join("t.parquet"));
+        assert!(got == expected[..whole * rows], "cut at {cut}");
+        assert!(!torn.exists());
+        // Once more, as after a death between the rename and the removal of the journal.
+        fs::write(&torn, &bytes[..cut]).unwrap();
+        assert!(writers::recover(&torn).unwrap().was_done);
+        assert!(!torn.exists());
+        fs::remove_file(dir.path().join("t.parquet")).unwrap();
+    }
 }

@@ -3,14 +3,15 @@
 use std::path::{Path, PathBuf};
 
 /// The gpurun that Cargo built for this test run.
-pub fn gpurun() -> &'static Path {
+#[allow(dead_code, reason = "the first subject here does not run gpurun")]
+pub(crate) fn gpurun() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_gpurun"))
 }
 
 /// A Python that has the packages of `tests/requirements.txt`: `GPURUN_TEST_PYTHON`, else the one of `target/test-venv`.
 ///
 /// A test that cannot have it fails: a skipped check looks like a passed one.
-pub fn python() -> PathBuf {
+pub(crate) fn python() -> PathBuf {
     if let Some(path) = std::env::var_os("GPURUN_TEST_PYTHON") {
         return path.into();
     }

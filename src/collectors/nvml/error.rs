@@ -81,6 +81,11 @@ pub enum Fault {
 pub type CallResult<T> = Result<T, Fault>;
 
 impl Fault {
+    /// The device does not offer this.
+    pub const NOT_SUPPORTED: Fault = Fault::Code(sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED);
+    /// The device is not there any more.
+    pub const GPU_IS_LOST: Fault = Fault::Code(sys::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST);
+
     /// The reason as the rest of gpurun knows it.
     pub fn reason(self) -> Reason {
         let code = match self {
@@ -125,6 +130,11 @@ impl Fault {
                     | sys::nvmlReturn_enum_NVML_ERROR_LIB_RM_VERSION_MISMATCH
             )
         )
+    }
+
+    /// Whether the call, which takes nothing but a handle, refuses its arguments.
+    pub fn is_invalid_handle(self) -> bool {
+        self == Fault::Code(sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)
     }
 
     /// Whether asking again is pointless for the rest of the run.

@@ -38,6 +38,9 @@ pub enum Field {
 }
 
 impl Field {
+    /// How many fields there are.
+    pub const COUNT: usize = 8;
+
     fn scope(self) -> u32 {
         match self {
             // "All links together", in the words of nvml.h.
@@ -133,6 +136,11 @@ impl FieldRequest {
     /// No longer asks for this field.
     pub fn remove(&mut self, field: Field) {
         self.fields.retain(|asked| *asked != field);
+    }
+
+    /// The fields asked for, in the order of the answers.
+    pub fn asked(&self) -> &[Field] {
+        &self.fields
     }
 
     /// Nothing is asked for.

@@ -136,8 +136,10 @@ pub extern "C" fn cuInit(_flags: c_uint) -> CuResult {
             return NO_DEVICE;
         };
         let cuda = runtime.scenario.cuda.clone().unwrap_or_default();
-        while cuda.init_hangs {
-            std::thread::sleep(std::time::Duration::from_secs(1));
+        if cuda.init_hangs {
+            loop {
+                std::thread::sleep(std::time::Duration::from_secs(60));
+            }
         }
         if let Some(error) = cuda.init_error {
             return error;

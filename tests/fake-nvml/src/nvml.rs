@@ -168,35 +168,35 @@ nvml! {
     [nvmlDeviceGetCount, nvmlDeviceGetCount_v2](count: *mut c_uint) Target::System =>
         |call| put(count, call.scenario().gpu.len() as c_uint);
     [nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2](index: c_uint, device: *mut Device)
-        Target::Index(index as usize) => |call| put(device, handle(call.index(), None));
-    [nvmlDeviceGetHandleByUUID](uuid: *const c_char, device: *mut Device) Target::System =>
-        |call| put(device, by_uuid(call, &text_of(uuid)?)?);
-    [nvmlDeviceGetHandleByUUIDV](uuid: *const UuidV1, device: *mut Device) Target::System => |call| {
+        Target::Index(index as usize) => |call| put(device, call.handle());
+    [nvmlDeviceGetHandleByUUID](uuid: *const c_char, device: *mut Device)
+        Target::Lookup(&|scenario| by_uuid(scenario, &text_of(uuid)?)) => |call| put(device, call.handle());
+    [nvmlDeviceGetHandleByUUIDV](uuid: *const UuidV1, device: *mut Device) Target::Lookup(&|scenario| {
         let wanted = get(uuid)?;
         if wanted.version != version::<UuidV1>(1) {
             return Err(codes::ARGUMENT_VERSION_MISMATCH);
         }
-        let text = match wanted.kind {
-            1 => CStr::from_bytes_until_nul(&wanted.value).map_err(|_| INVALID_ARGUMENT)?.to_string_lossy().into_owned(),
-            2 => format!("GPU-{}", dashed(&wanted.value)),
-            _ => return Err(INVALID_ARGUMENT),
-        };
-        put(device, by_uuid(call, &text)?)
-    };
+        match wanted.kind {
+            1 => {
+                let text = CStr::from_bytes_until_nul(&wanted.value).map_err(|_| INVALID_ARGUMENT)?;
+                by_uuid(scenario, &text.to_string_lossy())
+            }
+            2 => by_uuid(scenario, &format!("GPU-{}", dashed(&wanted.value))),
+            _ => Err(INVALID_ARGUMENT),
+        }
+    }) => |call| put(device, call.handle());
     [nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2](bus_id: *const c_char, device: *mut Device)
-        Target::System => |call| {
+        Target::Lookup(&|scenario| {
         let wanted = pci_address(&text_of(bus_id)?).ok_or(INVALID_ARGUMENT)?;
-        let found = (0..call.scenario().gpu.len()).find(|gpu| pci_address(&bus_id_of(call.scenario(), *gpu)) == Some(wanted));
-        let gpu = found.ok_or(NOT_FOUND)?;
-        call.touch(gpu)?;
-        put(device, handle(gpu, None))
-    };
-    [nvmlDeviceGetHandleBySerial](serial: *const c_char, device: *mut Device) Target::System => |call| {
+        let mut all = 0..scenario.gpu.len();
+        let gpu = all.find(|gpu| pci_address(&bus_id_of(scenario, *gpu)) == Some(wanted)).ok_or(NOT_FOUND)?;
+        Ok((gpu, None))
+    }) => |call| put(device, call.handle());
+    [nvmlDeviceGetHandleBySerial](serial: *const c_char, device: *mut Device) Target::Lookup(&|scenario| {
         let wanted = text_of(serial)?;
-        let gpu = call.scenario().gpu.iter().position(|gpu| gpu.serial.as_ref() == Some(&wanted)).ok_or(NOT_FOUND)?;
-        call.touch(gpu)?;
-        put(device, handle(gpu, None))
-    };
+        let gpu = scenario.gpu.iter().position(|gpu| gpu.serial.as_ref() == Some(&wanted)).ok_or(NOT_FOUND)?;
+        Ok((gpu, None))
+    }) => |call| put(device, call.handle());
 
     // ---- identity ----
     [nvmlDeviceGetName](device: Device, name: *mut c_char, length: c_uint) Target::Handle(device) => |call| {
@@ -287,9 +287,12 @@ nvml! {
         put(memory, memory_of(call)?)
     };
     [nvmlDeviceGetBAR1MemoryInfo](device: Device, memory: *mut MemoryV1) Target::Handle(device) => |call| {
-        let gpu = call.whole()?;
-        let total = ulong(now(gpu.bar1_total.as_ref(), call)? * MIB);
-        let used = ulong(now(gpu.bar1_used.as_ref(), call)? * MIB);
+        let (total, used) = match call.mig() {
+            None => (&call.gpu()?.bar1_total, &call.gpu()?.bar1_used),
+            Some((_, mig)) => (&mig.bar1_total, &mig.bar1_used),
+        };
+        let total = ulong(now(total.as_ref(), call)? * MIB);
+        let used = ulong(now(used.as_ref(), call)? * MIB);
         put(memory, MemoryV1 { total, free: total.saturating_sub(used), used })
     };
 
@@ -591,19 +594,16 @@ fn stamp(call: &Call) -> u64 {
     u64::try_from(call.runtime.stamp(call.t)).unwrap_or(0)
 }
 
-fn by_uuid(call: &Call, wanted: &str) -> Result<Device, Ret> {
-    let scenario = call.scenario();
+fn by_uuid(scenario: &Scenario, wanted: &str) -> Result<(usize, Option<usize>), Ret> {
     for (index, gpu) in scenario.gpu.iter().enumerate() {
         if scenario.uuid(index) == wanted {
-            call.touch(index)?;
-            return Ok(handle(index, None));
+            return Ok((index, None));
         }
         for (place, mig) in gpu.mig.iter().enumerate() {
             let (gpu_instance, compute_instance) = instances((place, mig));
             let old_form = format!("MIG-{}/{gpu_instance}/{compute_instance}", scenario.uuid(index));
             if scenario.mig_uuid(index, place) == wanted || old_form == wanted {
-                call.touch(index)?;
-                return Ok(handle(index, Some(place)));
+                return Ok((index, Some(place)));
             }
         }
     }
@@ -855,7 +855,7 @@ fn field(call: &Call, id: c_uint, scope: c_uint) -> Result<Number, Ret> {
         91 => Ok(Number::Unsigned(gpu.nvlink.as_ref().map_or(0, Vec::len) as f64)),
         94 => Ok(Number::Unsigned(counted(gpu.pcie_replays.as_ref(), call)?)),
         138..=141 => {
-            let counter = if id % 2 == 0 { &gpu.nvlink_tx } else { &gpu.nvlink_rx };
+            let counter = if id.is_multiple_of(2) { &gpu.nvlink_tx } else { &gpu.nvlink_rx };
             let bytes = counted(counter.as_ref(), call)?;
             let links = gpu.nvlink.as_ref().ok_or(NOT_SUPPORTED)?.len();
             let share = match scope {

@@ -194,14 +194,19 @@ fn log(name: &str, gpu: Option<usize>, result: &str) {
     }
 }
 
+/// A GPU and, where one is meant, a slice of it by its place.
+type About = (usize, Option<usize>);
+
 /// What a call is about.
-pub(crate) enum Target {
+pub(crate) enum Target<'call> {
     /// The whole system.
     System,
     /// A GPU by its index.
     Index(usize),
     /// What a handle names.
     Handle(*mut c_void),
+    /// What the call's own arguments name, by UUID or address.
+    Lookup(&'call dyn Fn(&Scenario) -> Result<About, Ret>),
 }
 
 /// One call under way.
@@ -238,9 +243,9 @@ impl Call {
         Some((place, self.runtime.scenario.gpu.get(self.index)?.mig.get(place)?))
     }
 
-    /// Fails when a GPU that the call came upon (by UUID, by bus address) is lost.
-    pub(crate) fn touch(&self, index: usize) -> Result<(), Ret> {
-        self.runtime.touch(index, self.t)
+    /// A handle for what the call is about.
+    pub(crate) fn handle(&self) -> *mut c_void {
+        handle(self.index, self.mig)
     }
 }
 
@@ -251,7 +256,7 @@ pub(crate) fn handle(gpu: usize, mig: Option<usize>) -> *mut c_void {
     std::ptr::without_provenance_mut(HANDLE_BASE + gpu * 0x100 + mig.map_or(0, |place| place + 1))
 }
 
-fn read_handle(handle: *mut c_void, scenario: &Scenario) -> Option<(usize, Option<usize>)> {
+fn read_handle(handle: *mut c_void, scenario: &Scenario) -> Option<About> {
     let offset = handle.addr().checked_sub(HANDLE_BASE)?;
     let (gpu, slice) = (offset / 0x100, offset % 0x100);
     let known = scenario.gpu.get(gpu)?;
@@ -269,7 +274,11 @@ fn ret(result: Result<(), Ret>) -> Ret {
 }
 
 /// Runs one exported function. Nothing unwinds into C.
-pub(crate) fn call(name: &'static str, target: Target, body: impl FnOnce(&Call) -> Result<(), Ret>) -> Ret {
+pub(crate) fn call(
+    name: &'static str,
+    target: Target<'_>,
+    body: impl FnOnce(&Call) -> Result<(), Ret>,
+) -> Ret {
     let caught = std::panic::catch_unwind(AssertUnwindSafe(|| {
         let mut gpu = None;
         let result = answer(name, &target, &mut gpu, body);
@@ -282,7 +291,7 @@ pub(crate) fn call(name: &'static str, target: Target, body: impl FnOnce(&Call) 
 
 fn answer(
     name: &'static str,
-    target: &Target,
+    target: &Target<'_>,
     logged: &mut Option<usize>,
     body: impl FnOnce(&Call) -> Result<(), Ret>,
 ) -> Result<(), Ret> {
@@ -302,20 +311,23 @@ fn answer(
         return Err(codes::UNINITIALIZED);
     }
     let about = match target {
-        Target::System => None,
-        Target::Index(index) => (*index < runtime.scenario.gpu.len()).then_some((*index, None)),
-        Target::Handle(handle) => read_handle(*handle, &runtime.scenario),
+        Target::System => Ok(None),
+        Target::Index(index) if *index < runtime.scenario.gpu.len() => Ok(Some((*index, None))),
+        Target::Index(_) => Err(codes::INVALID_ARGUMENT),
+        Target::Handle(handle) => {
+            read_handle(*handle, &runtime.scenario).map(Some).ok_or(codes::INVALID_ARGUMENT)
+        }
+        Target::Lookup(find) => find(&runtime.scenario).map(Some),
     };
-    *logged = about.map(|(gpu, _)| gpu);
+    *logged = about.ok().flatten().map(|(gpu, _)| gpu);
     runtime.faults(name, *logged, t)?;
-    let (index, mig) = match (about, target) {
-        (Some(about), _) => about,
-        (None, Target::System) => (usize::MAX, None),
-        (None, _) => return Err(codes::INVALID_ARGUMENT),
+    let (index, mig) = match about? {
+        Some((index, mig)) => {
+            runtime.touch(index, t)?;
+            (index, mig)
+        }
+        None => (usize::MAX, None),
     };
-    if !matches!(target, Target::System) {
-        runtime.touch(index, t)?;
-    }
     body(&Call { runtime, t, index, mig })
 }
 

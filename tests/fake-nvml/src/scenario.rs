@@ -307,6 +307,12 @@ pub struct Mig {
     /// MiB. Default: what is left.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_free: Option<Signal>,
+    /// MiB of the BAR1 window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bar1_total: Option<Signal>,
+    /// MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bar1_used: Option<Signal>,
     /// The processes in this slice.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub process: Vec<Process>,
