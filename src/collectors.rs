@@ -4,6 +4,7 @@ pub mod cgroup;
 pub mod clock;
 pub mod cuda;
 pub mod host;
+pub mod models;
 pub mod nvml;
 pub mod own;
 pub mod procfs;

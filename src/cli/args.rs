@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-use super::duration;
+use super::duration::parse_duration;
 use super::logging::LoggingArgs;
 use super::selection::SelectionArgs;
 
@@ -62,7 +62,7 @@ pub struct RunArgs {
 #[command(next_help_heading = "Job")]
 pub struct JobArgs {
     /// When the job has not ended D after a signal that asks it to, kill all of its processes
-    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    #[arg(long, value_name = "D", value_parser = parse_duration)]
     pub kill_after: Option<Duration>,
 
     /// End the processes that the job leaves behind, politely, then surely
@@ -163,7 +163,7 @@ pub struct RecordArgs {
     #[arg(long, conflicts_with = "pid")]
     pub all: bool,
     /// End after D
-    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    #[arg(long, value_name = "D", value_parser = parse_duration)]
     pub duration: Option<Duration>,
     /// What is logged where.
     #[command(flatten)]

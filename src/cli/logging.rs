@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 
 use crate::model::metric::{CATALOGUE, MetricId};
 
-use super::duration;
+use super::duration::parse_duration;
 
 /// Logging options as typed.
 #[derive(Args, Clone, Debug, Default)]
@@ -19,11 +19,11 @@ pub struct LoggingArgs {
     pub log: Vec<String>,
 
     /// Time between samples [default: 1s]
-    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    #[arg(long, value_name = "D", value_parser = parse_duration)]
     pub interval: Option<Duration>,
 
     /// Length of a window, one row set each [default: 10s]
-    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    #[arg(long, value_name = "D", value_parser = parse_duration)]
     pub window: Option<Duration>,
 
     /// Root tag of every row [default: run]

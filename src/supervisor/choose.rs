@@ -100,6 +100,11 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
+    /// The whole host, whatever the environment says.
+    pub fn of_the_host() -> Self {
+        Self { visible: None, order: None, outer: Outer::default(), lease_directory: default_directory() }
+    }
+
     /// Reads this process's environment.
     pub fn from_environment() -> Self {
         let text = |name| std::env::var_os(name).map(|value: OsString| value.to_string_lossy().into_owned());

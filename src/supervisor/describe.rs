@@ -32,7 +32,7 @@ fn job(argv: &[OsString]) -> String {
 
 /// Describes a run that starts at `start`; devices, driver and series come later.
 pub(super) fn run(logging: &Logging, argv: &[OsString], start: ClockPair) -> RunInfo {
-    let host = sysinfo::System::host_name().unwrap_or_else(|| "localhost".to_owned());
+    let host = sysinfo::System::host_name().unwrap_or_else(|_| "localhost".to_owned());
     let run = logging
         .run
         .clone()

@@ -13,16 +13,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::cli::logging::Logging;
+use crate::cli::logging::{Logging, ProcessesArg};
 use crate::collectors::clock;
 use crate::control::{self, ControlEvent};
+use crate::model::metric::MetricId;
 use crate::model::run::{JobExit, RunEnd, RunInfo};
 use crate::model::sample::Sample;
 use crate::model::time::Mono;
 use crate::model::window::{RowKind, WindowBatch};
 use crate::sampling::gpu::{GpuNews, GpuReader, GpuSettings};
 use crate::sampling::{
-    Deadlines, Due, ReapedUsage, Sampler, SamplerSettings, SeriesChange, TreeRoot,
+    Deadlines, Due, ProcessDetail, ReapedUsage, Sampler, SamplerSettings, SeriesChange, TreeRoot,
 };
 use crate::summary::Totals;
 use crate::windowing::{Fold, FoldSettings};
@@ -111,6 +112,17 @@ pub struct EngineEnd {
     pub end: RunEnd,
     /// What each target got.
     pub reports: Vec<WriterReport>,
+}
+
+impl EngineEnd {
+    /// Device memory that a process held at the last look, over all GPUs, in MiB.
+    pub fn process_gpu_memory(&self, pid: i32) -> Option<f64> {
+        let of_process = self.totals.series().filter(|total| {
+            total.series.metric == MetricId::ProcessGpuMemory
+                && total.series.process.as_ref().is_some_and(|process| process.key.pid == pid)
+        });
+        of_process.filter_map(|total| total.last).reduce(|sum, memory| sum + memory)
+    }
 }
 
 /// The other threads' hold on the engine.
@@ -202,7 +214,7 @@ struct Running {
     logging: Logging,
     inbox: Receiver<ToEngine>,
     shared: Arc<Shared>,
-    watched: Watched,
+    watched: Option<Watched>,
     library: Option<PathBuf>,
     sampler: Option<Sampler>,
     root: TreeRoot,
@@ -242,7 +254,7 @@ impl Running {
         Self {
             inbox,
             shared,
-            watched,
+            watched: Some(watched),
             library,
             sampler: None,
             root,
@@ -337,7 +349,11 @@ impl Running {
     fn begin_sampling(&mut self) {
         let gpu = GpuSettings::new(self.logging.metrics.clone(), self.logging.interval);
         let mut settings = SamplerSettings::new(self.root.clone());
-        settings.processes = self.logging.processes.into();
+        settings.processes = match self.logging.processes {
+            ProcessesArg::Gpu => ProcessDetail::Gpu,
+            ProcessesArg::All => ProcessDetail::All,
+            ProcessesArg::None => ProcessDetail::None,
+        };
         settings.metrics = self.logging.metrics.iter().copied().collect();
         settings.interval = self.logging.interval;
         settings.dear_interval = gpu.dear_every;
@@ -351,7 +367,8 @@ impl Running {
             }
             Err(error) => self.notices.say(&format!("host and job values cannot be read: {error}")),
         }
-        let (watched, library, finding) = (self.watched.clone(), self.library.clone(), Arc::clone(&self.finding));
+        let Some(watched) = self.watched.take() else { return };
+        let (library, finding) = (self.library.clone(), Arc::clone(&self.finding));
         match GpuReader::launch(move || watched.find(library.as_deref(), &finding), gpu) {
             Ok(reader) => self.gpu = Some(reader),
             Err(error) => self.notices.say(&format!("GPU values cannot be read: {error}")),
@@ -533,7 +550,8 @@ impl Running {
             }
             ToEngine::Control(ControlEvent::Collect { stack, at, reply }) => {
                 let collected = self.fold.collect(stack, at);
-                reply.send(control::reply::collected(&collected.tag, collected.duration_s, &collected.rows));
+                let rows: Vec<_> = collected.rows.iter().map(|row| (Arc::clone(&row.series), row.stats)).collect();
+                reply.send(control::reply::collected(&collected.tag, collected.duration_s, &rows));
             }
             ToEngine::Control(ControlEvent::Snapshot { reply }) => {
                 let batch = self.fold.current(clock::pair());

@@ -12,11 +12,11 @@ use crate::collectors::clock;
 use crate::control;
 use crate::launch::{self, JobCommand, JobEvent, Launcher, Leftover, SignalHold, Termination, signal_name};
 use crate::model::run::{JobExit, RunInfo};
-use crate::sampling::sampler::{ReapedUsage, TreeRoot};
+use crate::sampling::{ReapedUsage, TreeRoot};
 use crate::summary::json::{LeftoverSummary, Summary};
 use crate::writers::Opened;
 
-use super::choose::{self, Chosen};
+use super::picked::Picked;
 use super::engine::{Engine, EngineEnd, EngineSettings, Inbox, ToEngine};
 use super::notice::Notices;
 use super::watched::Watched;
@@ -70,11 +70,11 @@ fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Resul
     targets::check_summary(&logging, notices)?;
 
     // A wait for GPUs can be ended like any program; from here on signals belong to the job.
-    let chosen = hold.released(|| choose::for_job(args, notices))?;
+    let mut picked = hold.released(|| Picked::for_job(args))?;
 
     let inbox = Inbox::new();
     let socket = listen(&inbox, &run.run, notices);
-    let command = job_command(args, &chosen, socket.as_ref());
+    let command = job_command(args, &picked, socket.as_ref());
     // The run begins with the job, not with the wait for its GPUs.
     let start = clock::pair();
     run.start = start.wall;
@@ -89,8 +89,10 @@ fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Resul
         }
     };
     launch::raise_descriptor_limit();
-    let engine = start_engine(args, logging.clone(), &chosen, run, opened, inbox, launcher.pid(), notices);
-    say_start(&chosen, &logging, notices);
+    picked.note_job(launcher.pid());
+    say_start(&picked, &logging, notices);
+    let watched = picked.watched();
+    let engine = start_engine(args, logging.clone(), watched, run, opened, inbox, launcher.pid(), notices);
 
     let exit = follow(&mut launcher, engine.as_ref(), args.job.kill_after, notices);
     let leftovers = end_leftovers(&mut launcher, engine.as_ref(), args.job.kill_tree, notices);
@@ -101,7 +103,7 @@ fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Resul
         let end = engine.finish(Some(exit), LAST_WINDOW);
         finish(end, &leftovers, &logging, notices);
     }
-    drop(chosen);
+    drop(picked);
     Ok(exit)
 }
 
@@ -121,15 +123,15 @@ pub(super) fn listen(inbox: &Inbox, run: &Arc<str>, notices: &Notices) -> Option
     }
 }
 
-fn job_command(args: &RunArgs, chosen: &Chosen, socket: Option<&control::Server>) -> JobCommand {
-    let mut env: Vec<(OsString, OsString)> = chosen.env();
+fn job_command(args: &RunArgs, picked: &Picked, socket: Option<&control::Server>) -> JobCommand {
+    let mut env: Vec<(OsString, OsString)> = picked.env();
     if let Some(socket) = socket {
         env.push((control::SOCKET_VARIABLE.into(), socket.path().as_os_str().to_owned()));
     }
     JobCommand {
         argv: args.command.clone(),
         env,
-        keep_fds: chosen.keep_fds(),
+        keep_fds: picked.keep_fds(),
         die_together: args.job.die_together,
     }
 }
@@ -138,7 +140,7 @@ fn job_command(args: &RunArgs, chosen: &Chosen, socket: Option<&control::Server>
 fn start_engine(
     args: &RunArgs,
     logging: Logging,
-    chosen: &Chosen,
+    watched: Watched,
     run: RunInfo,
     targets: Option<Opened>,
     inbox: Inbox,
@@ -148,7 +150,7 @@ fn start_engine(
     let settings = EngineSettings {
         logging,
         root: TreeRoot::ChildrenOfSelf { main_pid },
-        watched: Watched::of_job(chosen),
+        watched,
         library: args.common.library(),
         targets,
         run,
@@ -205,11 +207,10 @@ fn tell(engine: Option<&Engine>, message: ToEngine) {
 fn usage(reaped: &launch::Reaped) -> ReapedUsage {
     ReapedUsage {
         pid: reaped.pid,
-        is_main: reaped.is_main,
-        cpu_s: reaped.cpu_s,
+        cpu_seconds: reaped.cpu_s,
         max_rss_kib: reaped.max_rss_kib,
-        blocks_in: reaped.blocks_in,
-        blocks_out: reaped.blocks_out,
+        blocks_read: reaped.blocks_in,
+        blocks_written: reaped.blocks_out,
     }
 }
 
@@ -267,10 +268,10 @@ fn finish(end: Option<EngineEnd>, leftovers: &[Leftover], logging: &Logging, not
 }
 
 /// The line at the start: which GPUs, the variable as set, where the log goes.
-fn say_start(chosen: &Chosen, logging: &Logging, notices: &Notices) {
-    let devices = chosen.devices();
-    let variable = chosen.visible_devices();
-    if devices.is_empty() && variable.is_none() && logging.targets.is_empty() {
+fn say_start(picked: &Picked, logging: &Logging, notices: &Notices) {
+    let devices = picked.devices();
+    let variable = picked.visible_devices();
+    if devices.is_empty() && logging.targets.is_empty() {
         return;
     }
     let line = crate::summary::start::line(

@@ -7,7 +7,7 @@ use crate::cli::args::RecordArgs;
 use crate::cli::exit::Exit;
 use crate::collectors::clock;
 use crate::launch::{SignalHold, Watch, WatchEvent, signal_name};
-use crate::sampling::sampler::TreeRoot;
+use crate::sampling::TreeRoot;
 use crate::summary::json::Summary;
 
 use super::engine::{Engine, EngineSettings, Inbox};

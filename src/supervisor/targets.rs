@@ -8,7 +8,7 @@ use crate::cli::logging::Logging;
 use crate::model::run::RunInfo;
 use crate::summary::json::{Summary, TargetSummary};
 use crate::writers::target::Target;
-use crate::writers::{self, Layout, Mode, Opened, WriterReport, WriterSettings, target_name};
+use crate::writers::{self, Layout, Mode, Opened, WriterReport, WriterSettings};
 
 use super::describe;
 use super::job::Refusal;
@@ -41,12 +41,12 @@ pub(super) fn open(logging: &Logging, run: &RunInfo, notices: &Notices) -> Resul
     if let Some(first) = failures.first()
         && !logging.best_effort
     {
-        let line = format!("--log {}: {}", target_name(&first.target), first.error);
+        let line = format!("--log {}: {}", first.target, first.error);
         drop(opened);
         return Err(Refusal::new(Exit::OwnFailure, line));
     }
     for failure in &failures {
-        notices.say(&format!("--log {}: {}; the job runs without it", target_name(&failure.target), failure.error));
+        notices.say(&format!("--log {}: {}; the job runs without it", failure.target, failure.error));
     }
     Ok(Some(opened))
 }
@@ -95,7 +95,7 @@ pub(super) fn write_summary(logging: &Logging, summary: &Summary, notices: &Noti
 pub(super) fn say_reports(reports: &[WriterReport], notices: &Notices) {
     for report in reports {
         if let Some(note) = &report.note {
-            notices.say(&format!("{}: {note}", target_name(&report.target)));
+            notices.say(&format!("{}: {note}", report.target));
         }
     }
 }
@@ -105,7 +105,7 @@ pub(super) fn summaries(reports: &[WriterReport]) -> Vec<TargetSummary> {
     reports
         .iter()
         .map(|r| TargetSummary {
-            target: target_name(&r.target),
+            target: r.target.to_string(),
             rows: r.rows,
             lost_rows: r.lost_rows,
             error: r.error.clone(),
