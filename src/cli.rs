@@ -85,8 +85,7 @@ fn stop(error: &clap::Error, argv: &[OsString], separated: bool) -> Stop {
                 _ => "",
             };
             // A word that is neither an option nor a subcommand is meant to be the job.
-            if !word.starts_with('-') && argv.get(1).is_some_and(|first| !is_subcommand(first))
-            {
+            if !word.starts_with('-') && argv.get(1).is_some_and(|first| !is_subcommand(first)) {
                 return Stop::Usage(format!("to run a job, put it after --: gpurun [OPTIONS] -- {word} ..."));
             }
         }
