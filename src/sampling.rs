@@ -3,6 +3,7 @@
 pub mod attribution;
 pub mod deadline;
 pub mod frame;
+pub mod gpu;
 pub mod ledger;
 pub mod registry;
 pub mod sampler;

@@ -1,1 +1,60 @@
 //! Windows, tags, steps, statistics: a pure fold of samples and marks. Never reads a clock.
+//!
+//! # Time
+//!
+//! The fold lives in *active* time: `CLOCK_MONOTONIC` less what was suspended (Ctrl-Z). Lengths, means
+//! and gaps are of active time; the start and end of a batch are real instants. Samples and marks wait
+//! in a reorder buffer and are applied in the order of their stamps once they are older than
+//! [`FoldSettings::slack`]; what arrives later than that counts as of the instant reached so far. At one
+//! and the same instant marks come before samples: a span is `[start, end)`.
+//!
+//! # Gauges
+//!
+//! * The mean is time-weighted over the *covered* part of the span: trapezoid between consecutive values.
+//! * The last value before the span is the value at its start; from there the trapezoid goes to the first
+//!   value inside. The last value inside is held to the end of the span.
+//! * Two values more than 2.5 paces apart are not bridged: nothing between them is covered. A value is not
+//!   held to the end of a span, or of its series, that lies more than 2.5 paces after it.
+//! * A failed read ends the hold of the value before it; from there to the next value nothing is covered.
+//! * Min and max are taken over every value that the mean stands on, the carried one included, so that
+//!   `min <= mean <= max`. `last` is the last value known in the span.
+//! * Where values were read but no time is covered (one read at the very end of a run), the mean is the
+//!   plain mean of those reads.
+//!
+//! # Counters
+//!
+//! * Two totals at most 2.5 paces apart give one rate for the time between them, also when reads between
+//!   them failed: a running total loses nothing by not being read. The mean is the sum of the increases,
+//!   divided by the covered time; an increase across the edge of a span is shared out linearly in time, so
+//!   that the spans of a run add up to its total. A batch waits for the totals that settle its edge.
+//! * Min, max and last are those of the rates, `samples` counts the rates that ended in the span.
+//! * A total that fell re-bases: it adds nothing and counts as missing. So does, without being counted as
+//!   missing, the first total after a suspension, because the host's counters ran on meanwhile.
+//!
+//! # Both
+//!
+//! * A span without any read carries the held value (a counter: the rate of the enclosing interval, else
+//!   the last known one) as mean, min, max and last, with 0 samples.
+//! * `missing` counts failed reads, and reads that never came: nothing is counted up to 2.5 paces after a
+//!   read, two at that instant, and one more each pace from there on.
+//! * A [`Peak`](crate::model::reading::Reading::Peak) raises max and does nothing else.
+//!
+//! # Scalars of the job
+//!
+//! They are points, not readings of something that has a value all the time: plain mean, `samples` is
+//! their number. They stand in the periodic window (in a batch of their client's rank), in every open tag
+//! of their stack and in its step rows. A scalar with a training step on a stack that marks no steps gets
+//! a step batch of its own.
+
+mod accumulator;
+mod fold;
+mod points;
+mod queue;
+mod span;
+mod stack;
+
+pub use fold::{Collected, Fold, FoldSettings};
+pub use stack::{MAX_DEPTH, MAX_NAMES, MarkError};
+
+#[cfg(test)]
+mod tests;

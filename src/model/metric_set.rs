@@ -50,6 +50,16 @@ impl MetricSet {
     }
 }
 
+impl FromIterator<MetricId> for MetricSet {
+    fn from_iter<I: IntoIterator<Item = MetricId>>(metrics: I) -> Self {
+        let mut set = Self::none();
+        for metric in metrics {
+            set.set(metric, true);
+        }
+        set
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

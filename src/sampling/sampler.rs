@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::attribution::{self, JobUse, PidMatch};
 use super::deadline::Due;
 use super::frame::GpuFrame;
+use super::gpu::{Followed, Role};
 use super::registry::{Registry, SeriesChange};
 use super::settings::{Notice, ProcessDetail, SamplerSettings, SamplingError, TreeRoot};
 use super::tree::{Node, ReapedUsage, Tree};
@@ -261,6 +262,9 @@ impl Sampler {
     ) -> (SeriesId, Arc<SeriesInfo>) {
         let pace = match metric {
             MetricId::JobMemoryPss => self.settings.pss_interval.max(self.settings.interval),
+            _ if metric.get().group == "gpu_processes" => {
+                self.settings.gpu_processes_interval.max(self.settings.interval)
+            }
             _ if metric.get().tier == Tier::Dear => self.settings.dear_interval.max(self.settings.interval),
             _ => self.settings.interval,
         };
@@ -284,41 +288,59 @@ impl Sampler {
     }
 
     fn open_first(&mut self) {
-        let metrics = self.settings.metrics.clone();
         self.open_whole(Scope::Host);
-        for identity in self.settings.devices.clone() {
+        self.open_whole(Scope::Job);
+        self.open_whole(Scope::Gpurun);
+    }
+
+    /// Opens the series of the followed devices; once, when the driver has said which there are.
+    /// From then on the frames of [`Sampler::sample`] hold them in this order.
+    pub fn attach_devices(&mut self, followed: &[Followed], changes: &mut Vec<SeriesChange>) {
+        for device in followed {
+            let identity = &device.identity;
             let mut gpu = Table::new();
-            for metric in metrics.of_scope(Scope::Gpu) {
-                // Opened when it has a value: only cards without an energy counter need it.
-                if metric != MetricId::GpuEnergyFromPower {
-                    let (id, _) = self.open(metric, Some(&identity), None);
-                    gpu.set(metric, id);
+            for metric in self.settings.metrics.clone().of_scope(Scope::Gpu) {
+                // The estimate is opened when it has a value: only cards without an energy counter need it.
+                if device.metrics.contains(&metric) && metric != MetricId::GpuEnergyFromPower {
+                    gpu.set(metric, self.open_told(metric, Some(identity), changes));
                 }
             }
             self.devices.push(DeviceSeries {
-                identity,
+                identity: Arc::clone(identity),
                 gpu,
                 job_use: JobUse::UNKNOWN,
                 job_memory: None,
                 job_sm: None,
             });
         }
-        self.open_whole(Scope::Job);
-        if !self.devices.is_empty() && metrics.has(MetricId::JobGpuMemory) {
-            self.job_memory_total = Some(self.open(MetricId::JobGpuMemory, None, None).0);
+        let has = |metric| self.settings.metrics.has(metric);
+        let (memory, sm) = (has(MetricId::JobGpuMemory), has(MetricId::JobGpuSmUtilization));
+        if !followed.is_empty() && memory {
+            self.job_memory_total = Some(self.open_told(MetricId::JobGpuMemory, None, changes));
         }
-        for place in 0..self.devices.len() {
-            let identity = Arc::clone(&self.devices[place].identity);
-            if metrics.has(MetricId::JobGpuMemory) {
-                self.devices[place].job_memory =
-                    Some(self.open(MetricId::JobGpuMemory, Some(&identity), None).0);
+        let first = self.devices.len() - followed.len();
+        // The parent of a slice is followed for what only a whole GPU has: its processes are its slices'.
+        for (place, device) in followed.iter().enumerate().filter(|(_, d)| d.role != Role::Parent) {
+            if memory {
+                let id = self.open_told(MetricId::JobGpuMemory, Some(&device.identity), changes);
+                self.devices[first + place].job_memory = Some(id);
             }
-            if metrics.has(MetricId::JobGpuSmUtilization) {
-                self.devices[place].job_sm =
-                    Some(self.open(MetricId::JobGpuSmUtilization, Some(&identity), None).0);
+            if sm {
+                let id = self.open_told(MetricId::JobGpuSmUtilization, Some(&device.identity), changes);
+                self.devices[first + place].job_sm = Some(id);
             }
         }
-        self.open_whole(Scope::Gpurun);
+    }
+
+    fn open_told(
+        &mut self,
+        metric: MetricId,
+        device: Option<&Arc<DeviceIdentity>>,
+        changes: &mut Vec<SeriesChange>,
+    ) -> SeriesId {
+        let (id, info) = self.open(metric, device, None);
+        changes.push(SeriesChange::Opened(id, info));
+        id
     }
 
     fn sample_gpus(&mut self, gpu: Option<&GpuFrame>, out: &mut Sample, changes: &mut Vec<SeriesChange>) {

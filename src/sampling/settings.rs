@@ -1,12 +1,10 @@
 //! What a sampler is told once, and what can stop it before it starts.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::model::device::DeviceIdentity;
 use crate::model::metric_set::MetricSet;
 
 /// Which processes are the job.
@@ -45,8 +43,6 @@ pub struct SamplerSettings {
     pub cgroup_root: PathBuf,
     /// Which processes are the job.
     pub root: TreeRoot,
-    /// The followed GPUs and slices, in the order of the frames' entries.
-    pub devices: Vec<Arc<DeviceIdentity>>,
     /// Which processes get series of their own.
     pub processes: ProcessDetail,
     /// At most this many at one time.
@@ -57,6 +53,8 @@ pub struct SamplerSettings {
     pub interval: Duration,
     /// Time between the GPU reader's dear reads.
     pub dear_interval: Duration,
+    /// Time between the GPU reader's reads of the process lists.
+    pub gpu_processes_interval: Duration,
     /// Shortest time between two readings of `memory_pss`; 15 ms of CPU per GB each.
     pub pss_interval: Duration,
 }
@@ -68,12 +66,12 @@ impl SamplerSettings {
             proc_root: PathBuf::from("/proc"),
             cgroup_root: PathBuf::from("/sys/fs/cgroup"),
             root,
-            devices: Vec::new(),
             processes: ProcessDetail::default(),
             process_limit: 512,
             metrics: MetricSet::default(),
             interval: Duration::from_secs(1),
             dear_interval: Duration::from_secs(5),
+            gpu_processes_interval: Duration::from_secs(2),
             pss_interval: Duration::from_secs(30),
         }
     }

@@ -1,0 +1,316 @@
+//! Statistics of one series over one span, and what a series remembers between two reads.
+//! All instants are active nanoseconds. Knows nothing of tags, steps or windows.
+
+use std::sync::Arc;
+
+use crate::model::metric::Kind;
+use crate::model::series::SeriesInfo;
+use crate::model::window::Stats;
+
+const NANOS: f64 = 1e9;
+
+/// Running statistics. NaN stands for "none yet", so that a table of these is plain memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Acc {
+    /// Value x seconds over the covered time.
+    integral: f64,
+    /// Covered nanoseconds.
+    covered: u64,
+    /// Sum of the values that were read, for spans that cover instants only.
+    sum: f64,
+    min: f64,
+    max: f64,
+    peak: f64,
+    last: f64,
+    samples: u32,
+    missing: u32,
+}
+
+impl Default for Acc {
+    fn default() -> Self {
+        Acc {
+            integral: 0.0,
+            covered: 0,
+            sum: 0.0,
+            min: f64::NAN,
+            max: f64::NAN,
+            peak: f64::NAN,
+            last: f64::NAN,
+            samples: 0,
+            missing: 0,
+        }
+    }
+}
+
+impl Acc {
+    /// A value stood in the span, for however short a time.
+    fn note(&mut self, value: f64) {
+        self.min = self.min.min(value);
+        self.max = self.max.max(value);
+        self.last = value;
+    }
+
+    /// A read inside the span gave this value.
+    fn read(&mut self, value: f64) {
+        self.note(value);
+        self.sum += value;
+        self.samples = self.samples.saturating_add(1);
+    }
+
+    /// The mean value over a stretch of time.
+    fn cover(&mut self, mean: f64, nanos: u64) {
+        self.integral += mean * (nanos as f64 / NANOS);
+        self.covered += nanos;
+    }
+
+    fn miss(&mut self, count: u32) {
+        self.missing = self.missing.saturating_add(count);
+    }
+
+    /// A maximum that was reached.
+    pub(super) fn peak(&mut self, value: f64) {
+        self.peak = self.peak.max(value);
+    }
+
+    /// Whether anything at all is known of the series in the span.
+    pub(super) fn is_touched(&self) -> bool {
+        self.missing > 0 || !self.last.is_nan() || !self.peak.is_nan()
+    }
+
+    /// The numbers as rows carry them.
+    pub(super) fn stats(&self) -> Stats {
+        let known = |value: f64| (!value.is_nan()).then_some(value);
+        let mean = if self.covered > 0 {
+            self.integral / (self.covered as f64 / NANOS)
+        } else if self.samples > 0 {
+            self.sum / f64::from(self.samples)
+        } else {
+            self.last
+        };
+        // Rounding of the integral may leave the mean of a constant a hair outside.
+        let mean = if mean.is_nan() { mean } else { mean.max(self.min).min(self.max) };
+        Stats {
+            mean: known(mean),
+            min: known(self.min),
+            max: known(self.max.max(self.peak)),
+            last: known(self.last),
+            samples: self.samples,
+            missing: self.missing,
+        }
+    }
+}
+
+/// A value with its instant.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    at: u64,
+    value: f64,
+}
+
+/// What a value that was read means for the spans that are open, or that ended since the one before.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    /// A gauge's value, bridged with the one before where that is near enough.
+    Gauge { from: Option<(u64, f64)>, value: f64 },
+    /// A gauge's failed read: the value before is held until here.
+    GaugeHold { from: Option<(u64, f64)> },
+    /// A rate, from the total before to this one.
+    Rate { from: u64, rate: f64 },
+    /// A total that gives no rate: the first, one beyond a gap, or one that fell. Spans that ended since
+    /// the total before get the rate before that.
+    Base { held: Option<(u64, f64)>, fell: bool },
+    /// A counter's failed read.
+    CounterMissing,
+    /// Two totals at one instant: the first one stands.
+    Nothing,
+}
+
+/// A series and its last read.
+#[derive(Debug)]
+pub(super) struct Series {
+    pub(super) info: Arc<SeriesInfo>,
+    kind: Kind,
+    pace: u64,
+    limit: u64,
+    /// First read of whatever outcome.
+    born: Option<u64>,
+    /// Last read of whatever outcome.
+    read: Option<u64>,
+    /// Last value; of a gauge, unless a failed read ended it.
+    value: Option<Point>,
+    /// Last rate of a counter.
+    rate: Option<f64>,
+}
+
+impl Series {
+    pub(super) fn new(info: Arc<SeriesInfo>) -> Self {
+        let pace = u64::try_from(info.pace.as_nanos()).unwrap_or(u64::MAX);
+        // A series without a pace (read once, or whenever it likes) has no gaps.
+        let limit =
+            if pace == 0 { u64::MAX } else { (pace / 2).saturating_mul(5).saturating_add(pace % 2 * 5 / 2) };
+        let kind = info.kind();
+        Series { info, kind, pace, limit, born: None, read: None, value: None, rate: None }
+    }
+
+    /// Whether the series was read at all before `end`.
+    pub(super) fn is_born_before(&self, end: u64) -> bool {
+        self.born.is_some_and(|born| born < end)
+    }
+
+    /// The value before `at`, where it is near enough to be bridged or held up to there.
+    fn within_reach(&self, at: u64) -> Option<Point> {
+        self.value.filter(|point| at.saturating_sub(point.at) <= self.limit)
+    }
+
+    /// Takes a value (`None`: the read failed) at an instant not before any earlier one. The misses since
+    /// the read before are still to be had from [`Series::missed`], and [`Series::read_at`] ends the read.
+    pub(super) fn take(&mut self, at: u64, value: Option<f64>) -> Step {
+        match (self.kind, value) {
+            (Kind::Gauge, Some(value)) => {
+                let from = self.within_reach(at).map(|p| (p.at, p.value));
+                self.value = Some(Point { at, value });
+                Step::Gauge { from, value }
+            }
+            (Kind::Gauge, None) => {
+                let from = self.within_reach(at).map(|p| (p.at, p.value));
+                self.value = None;
+                Step::GaugeHold { from }
+            }
+            (Kind::Counter, None) => Step::CounterMissing,
+            (Kind::Counter, Some(total)) => {
+                let before = self.value;
+                match before {
+                    Some(point) if point.at >= at => return Step::Nothing,
+                    _ => self.value = Some(Point { at, value: total }),
+                }
+                let held = before.and_then(|point| Some((point.at, self.rate?)));
+                let Some(point) = before.filter(|point| at - point.at <= self.limit) else {
+                    return Step::Base { held, fell: false };
+                };
+                // Totals that are sums of many may wobble in their last digits.
+                let rise = total - point.value;
+                if rise < -1e-9 * point.value.abs().max(1.0) {
+                    self.rate = None;
+                    return Step::Base { held, fell: true };
+                }
+                let rate = rise.max(0.0) / ((at - point.at) as f64 / NANOS);
+                self.rate = Some(rate);
+                Step::Rate { from: point.at, rate }
+            }
+        }
+    }
+
+    /// Ends a read.
+    pub(super) fn read_at(&mut self, at: u64) {
+        self.born.get_or_insert(at);
+        self.read = Some(at);
+    }
+
+    /// What was suspended breaks a counter: the host's totals ran on meanwhile.
+    pub(super) fn suspend(&mut self) {
+        if self.kind == Kind::Counter {
+            self.value = None;
+        }
+    }
+
+    /// Reads that never came, by the instants at which that was certain, in `[from, to)`.
+    pub(super) fn missed(&self, from: u64, to: u64) -> u32 {
+        let Some(read) = self.read else { return 0 };
+        if self.pace == 0 {
+            return 0;
+        }
+        let first = read.saturating_add(self.limit);
+        // Two reads are overdue at `first`, one more each pace after it.
+        let before = |instant: u64| match instant.checked_sub(first) {
+            None | Some(0) => 0,
+            Some(past) => (past - 1) / self.pace + 2,
+        };
+        u32::try_from(before(to).saturating_sub(before(from.max(read)))).unwrap_or(u32::MAX)
+    }
+
+    /// Whether the edge of a span that ended at `end` is still open: a total to come can settle it.
+    pub(super) fn is_waiting(&self, end: u64, now: u64) -> bool {
+        self.kind == Kind::Counter
+            && self.limit != u64::MAX
+            && self.value.is_some_and(|p| p.at < end && now.saturating_sub(p.at) <= self.limit)
+    }
+
+    /// Ends a span `[start, end)` for this series, as far as is known by now.
+    pub(super) fn settle(&self, acc: &mut Acc, start: u64, end: u64) {
+        acc.miss(self.missed(start, end));
+        if self.kind == Kind::Gauge
+            && let Some(point) = self.within_reach(end)
+        {
+            hold(acc, start.max(point.at), end, start == end, point.value);
+        }
+    }
+
+    /// Gives a span that no rate settled the last known rate, if that is near enough.
+    pub(super) fn settle_rate(&self, acc: &mut Acc, end: u64) {
+        if self.kind == Kind::Counter
+            && acc.last.is_nan()
+            && let Some(rate) = self.rate
+            && self.within_reach(end).is_some_and(|point| point.at < end)
+        {
+            acc.note(rate);
+        }
+    }
+
+    /// Counts a step for a span that began at `start` and is open at `at`.
+    pub(super) fn feed_open(&self, acc: &mut Acc, step: Step, start: u64, at: u64) {
+        acc.miss(self.missed(start, at));
+        match step {
+            Step::Gauge { from, value } => {
+                if let Some((since, before)) = from {
+                    let since = since.max(start);
+                    if at > since {
+                        acc.cover((before + value) / 2.0, at - since);
+                        acc.note(before);
+                    }
+                }
+                acc.read(value);
+            }
+            Step::GaugeHold { from } => {
+                if let Some((since, before)) = from {
+                    hold(acc, since.max(start), at, false, before);
+                }
+                acc.miss(1);
+            }
+            Step::Rate { from, rate } => {
+                let from = from.max(start);
+                if at > from {
+                    acc.cover(rate, at - from);
+                }
+                acc.read(rate);
+            }
+            Step::Base { fell, .. } => acc.miss(u32::from(fell)),
+            Step::CounterMissing => acc.miss(1),
+            Step::Nothing => {}
+        }
+    }
+
+    /// Counts a step for a span `[start, end)` that is over but was waiting for it.
+    pub(super) fn feed_ended(&self, acc: &mut Acc, step: Step, start: u64, end: u64) {
+        match step {
+            Step::Rate { from, rate } if from < end => {
+                hold(acc, from.max(start), end, start == end, rate);
+            }
+            Step::Base { held: Some((from, rate)), .. }
+                if from < end && acc.last.is_nan() && end - from <= self.limit =>
+            {
+                acc.note(rate);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A constant value from `since` to `until`; at an instant it is only noted.
+fn hold(acc: &mut Acc, since: u64, until: u64, instant: bool, value: f64) {
+    if until > since {
+        acc.cover(value, until - since);
+        acc.note(value);
+    } else if instant {
+        acc.note(value);
+    }
+}
