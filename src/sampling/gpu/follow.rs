@@ -616,10 +616,12 @@ impl Device {
                 self.enter(pass, out, MetricId::GpuMemoryTemperature, degrees)?;
             }
             counter => {
-                let known = FIELD_COUNTERS.iter().zip(&mut self.counters).find(|((field, ..), _)| *field == counter);
+                let known =
+                    FIELD_COUNTERS.iter().zip(&mut self.counters).find(|((field, ..), _)| *field == counter);
                 if let Some(((_, id, scale), unwrapped)) = known {
                     let bytes = matches!(counter, Field::PcieTx | Field::PcieRx);
-                    let count = answer.and_then(|number| unwrapped.feed(number, bytes).ok_or(Fault::Implausible));
+                    let count =
+                        answer.and_then(|number| unwrapped.feed(number, bytes).ok_or(Fault::Implausible));
                     let wrapped = bytes && unwrapped.has_wrapped();
                     self.enter(pass, out, *id, count.map(|count| count as f64 * scale))?;
                     if wrapped && !self.wrap_said {
