@@ -1,1 +1,48 @@
 //! The job's socket: messages in, replies out. Never trusts a byte of it.
+//!
+//! This room owns the private directory with its socket, the JSON-lines protocol (`schemas/control.md`),
+//! the bounds on what a client may cost, and the shape of the replies. It never aggregates: what a
+//! client says becomes [`ControlEvent`]s, and whoever owns the numbers answers through a [`ReplyHandle`].
+//!
+//! Nothing a client does (a flood, a line without end, garbage, a stuck reader, death in the middle of
+//! a tag) costs more than its own marks, and nothing here ever makes a client wait.
+
+mod bucket;
+mod client;
+mod directory;
+mod os;
+mod protocol;
+pub mod reply;
+mod server;
+
+pub use client::{Client, ClientError};
+pub use directory::{FoundSocket, find_sockets};
+pub use protocol::{MAX_LINE, MAX_NAME, PROTOCOL_VERSION, check_scalar_name, check_tag};
+pub use server::{ControlEvent, Counts, Limits, ReplyHandle, Server, Settings};
+
+/// Environment variable that names the socket to the job.
+pub const SOCKET_VARIABLE: &str = "GPURUN_SOCKET";
+
+/// Why there is no control socket.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// No directory could be had that only we can write to.
+    #[error("cannot make a private directory for the job's socket in {path}: {source}")]
+    Directory {
+        /// The last directory that was tried.
+        path: std::path::PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// The socket could not be bound.
+    #[error("cannot listen on {path}: {source}")]
+    Listen {
+        /// The socket's path.
+        path: std::path::PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// The thread that serves it could not be started.
+    #[error("cannot start the thread of the job's socket: {0}")]
+    Thread(std::io::Error),
+}

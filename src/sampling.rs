@@ -1,3 +1,17 @@
 //! Deadlines, the process tree over time, GPU to process attribution. Never aggregates or formats.
 
+pub mod attribution;
+pub mod deadline;
 pub mod frame;
+pub mod gpu;
+pub mod ledger;
+pub mod registry;
+pub mod sampler;
+pub mod settings;
+pub mod tree;
+
+pub use deadline::{Deadlines, Due};
+pub use registry::SeriesChange;
+pub use sampler::{Live, Sampler};
+pub use settings::{Notice, ProcessDetail, SamplerSettings, SamplingError, TreeRoot};
+pub use tree::ReapedUsage;

@@ -1,1 +1,12 @@
 //! Totals of a run, as text and JSON. Never reads the machine.
+//!
+//! Totals are a fold of the periodic windows of the root tag: they hold what the files hold, and are
+//! there also when no file was asked for.
+
+pub mod facts;
+pub mod json;
+pub mod start;
+pub mod text;
+mod totals;
+
+pub use totals::{SeriesTotal, Totals};

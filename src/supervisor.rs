@@ -1,1 +1,164 @@
 //! The one event loop that wires the rooms; the only room that sees every other.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::process::ExitCode;
+
+use clap::CommandFactory;
+
+use crate::cli::args::{Cli, Command, DevicesArgs, ExportArgs, SelectArgs};
+use crate::cli::exit::Exit;
+use crate::cli::logging::LayoutArg;
+use crate::cli::selection::Purpose;
+use crate::cli::{self, Invocation, Stop};
+use crate::collectors::nvml::Nvml;
+use crate::launch::{NonBlockingStderr, SignalHold};
+use crate::model::device::ProbeRequest;
+use crate::writers::export::ExportRequest;
+use crate::writers::{Layout, WriterError};
+
+mod catalogue;
+mod choose;
+mod describe;
+mod devices;
+mod engine;
+mod export;
+mod job;
+mod mark;
+mod notice;
+mod picked;
+mod record;
+mod recover;
+mod select;
+mod status;
+mod targets;
+mod watched;
+
+use choose::{Screen, Surroundings};
+use notice::Notices;
+use select::SelectStreams;
+
+/// The whole program: reads the command line, does what it says, gives the status.
+pub fn main(argv: Vec<OsString>) -> ExitCode {
+    let notices = Notices::new(false);
+    if argv.get(1).is_some_and(|word| word == choose::CUDA_ORDER_COMMAND) {
+        return choose::print_cuda_order(&mut io::stdout().lock(), &mut NonBlockingStderr::new()).into();
+    }
+    match cli::parse(argv) {
+        Ok(Invocation::Job(args)) => with_signals_held(&notices, |hold| job::run(&args, hold)),
+        Ok(Invocation::Other(command)) => other(*command, &notices),
+        Err(Stop::Print(text)) => printed(io::stdout().lock().write_all(text.as_bytes()), &notices),
+        Err(Stop::Usage(line)) => {
+            notices.error(&line);
+            Exit::Usage.into()
+        }
+    }
+}
+
+/// Blocks signals before any thread starts, so that none can end gpurun while it has a job.
+fn with_signals_held(notices: &Notices, run: impl FnOnce(SignalHold) -> ExitCode) -> ExitCode {
+    match SignalHold::new() {
+        Ok(hold) => run(hold),
+        Err(error) => {
+            notices.error(&format!("cannot watch signals: {error}"));
+            Exit::OwnFailure.into()
+        }
+    }
+}
+
+/// Everything that is not a job.
+fn other(command: Command, notices: &Notices) -> ExitCode {
+    let mut out = io::stdout().lock();
+    match command {
+        Command::Record(args) => {
+            drop(out);
+            with_signals_held(notices, |hold| record::run(&args, hold))
+        }
+        Command::Metrics(args) => printed(catalogue::run(&args, &mut out), notices),
+        Command::Completions(args) => {
+            let mut script = Vec::new();
+            clap_complete::generate(args.shell, &mut Cli::command(), "gpurun", &mut script);
+            printed(out.write_all(&script), notices)
+        }
+        Command::Man => printed(clap_mangen::Man::new(Cli::command()).render(&mut out), notices),
+        Command::Select(args) => select_devices(&args, &mut out).into(),
+        Command::Devices(args) => list_devices(&args, &mut out).into(),
+        Command::Recover(args) => {
+            match recover::recover(&args.paths, &mut out, &mut NonBlockingStderr::new()) {
+                Ok(outcome) if outcome.failed == 0 => Exit::Ok.into(),
+                Ok(_) => Exit::Failed.into(),
+                Err(error) => printed(Err(error), notices),
+            }
+        }
+        Command::Export(args) => export_logs(args, &mut out, notices),
+        Command::Status(args) => status::run(&args, &mut out, notices),
+        Command::Tag(args) => mark::run(args.meaning(), notices),
+        Command::Step(args) => mark::run(Ok(args.meaning()), notices),
+        Command::Log(args) => mark::run(args.meaning(), notices),
+        _ => Exit::Failed.into(),
+    }
+}
+
+/// `gpurun select`.
+fn select_devices(args: &SelectArgs, out: &mut dyn io::Write) -> Exit {
+    let mut stderr = NonBlockingStderr::new();
+    let settings = match args.selection.settings(Purpose::Select) {
+        Ok(settings) => settings,
+        Err(mistakes) => return refuse(&mut stderr, &mistakes, Exit::Usage),
+    };
+    let nvml = match Nvml::open(args.common.library().as_deref()) {
+        Ok(nvml) => nvml,
+        // nvisel answers 2 where NVML fails.
+        Err(error) => return refuse(&mut stderr, &error, Exit::Usage),
+    };
+    let mut probe = |request: &ProbeRequest| nvml.probe(request).map_err(|error| error.to_string());
+    let screen = Screen { out: &mut stderr, terminal: io::stderr().is_terminal(), quiet: args.common.quiet };
+    let mut streams = SelectStreams { stdout: out, stdout_is_terminal: io::stdout().is_terminal(), screen };
+    select::run(&settings, &args.output, &Surroundings::from_environment(), &mut probe, &mut streams)
+}
+
+/// `gpurun devices`.
+fn list_devices(args: &DevicesArgs, out: &mut dyn io::Write) -> Exit {
+    let mut stderr = NonBlockingStderr::new();
+    let nvml = match Nvml::open(args.common.library().as_deref()) {
+        Ok(nvml) => nvml,
+        Err(error) => return refuse(&mut stderr, &error, Exit::OwnFailure),
+    };
+    let mut probe = |request: &ProbeRequest| nvml.probe(request).map_err(|error| error.to_string());
+    devices::run(args.json, &Surroundings::from_environment(), &mut probe, out, &mut stderr)
+}
+
+/// `gpurun export`.
+fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> ExitCode {
+    let layout = match args.layout {
+        Some(LayoutArg::Wide) => Layout::Wide,
+        Some(LayoutArg::Long) | None => Layout::Long,
+    };
+    let request =
+        ExportRequest { inputs: args.paths, output: args.output, layout, overwrite: args.overwrite };
+    match export::export(&request, args.quiet, out, &mut NonBlockingStderr::new()) {
+        Ok(_) => Exit::Ok.into(),
+        Err(WriterError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Exit::Ok.into(),
+        Err(error) => {
+            notices.error(&error.to_string());
+            Exit::Failed.into()
+        }
+    }
+}
+
+fn refuse(stderr: &mut dyn io::Write, why: &dyn std::fmt::Display, exit: Exit) -> Exit {
+    let _ = writeln!(stderr, "gpurun: {why}");
+    exit
+}
+
+/// A reader that closed its end has what it wanted; anything else is a failure.
+fn printed(result: io::Result<()>, notices: &Notices) -> ExitCode {
+    match result {
+        Ok(()) => Exit::Ok.into(),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Ok.into(),
+        Err(error) => {
+            notices.error(&format!("cannot write to standard output: {error}"));
+            Exit::Failed.into()
+        }
+    }
+}

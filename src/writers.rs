@@ -1,1 +1,153 @@
 //! One trait, one file per format, the journal, the fan-out threads. Never computes a number.
+//!
+//! [`open`] checks and locks every target before the job starts; [`Opened::start`] gives each its own
+//! thread; [`FanOut::send`] hands over window batches and never blocks; [`FanOut::finish`] waits for
+//! the writers, but never past its deadline. What a writer cannot write now it keeps, up to a bound,
+//! and tries again with the next window.
+
+mod columns;
+mod csv_file;
+mod disk;
+pub mod export;
+mod fanout;
+mod format;
+mod journal;
+mod metadata;
+mod parquet_file;
+pub mod read;
+pub mod schema;
+pub mod target;
+mod tensorboard;
+mod wide;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use thiserror::Error;
+
+pub use csv_file::recover as recover_csv;
+pub use fanout::{FanOut, WriterReport};
+pub use format::{OpenFailure, Opened, open};
+pub use metadata::Metadata;
+pub use parquet_file::{Recovered, journal_path, recover, target_of_journal};
+
+/// How rows are laid out in CSV and Parquet files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// One row per series and window.
+    #[default]
+    Long,
+    /// One row per window and tag, a column per series and statistic.
+    Wide,
+}
+
+/// What to do with a file that is there already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Refuse it.
+    #[default]
+    CreateNew,
+    /// Replace it.
+    Overwrite,
+    /// Add to it, if its columns are the same.
+    Append,
+}
+
+/// What all writers of a run share.
+#[derive(Clone, Debug)]
+pub struct WriterSettings {
+    /// Long or wide, for CSV and Parquet.
+    pub layout: Layout,
+    /// What to do with existing files.
+    pub mode: Mode,
+    /// Longest time between two syncs of a file to its disk.
+    pub sync_every: Duration,
+    /// Bytes of rows that each writer keeps while its target cannot be written.
+    pub memory_bound: usize,
+    /// Host name, for the directory of event files of a ranked run.
+    pub host: String,
+    /// Rank; with one, event files go to `gpurun-<host>-<rank>` instead of `gpurun`.
+    pub rank: Option<i32>,
+}
+
+impl Default for WriterSettings {
+    fn default() -> Self {
+        Self {
+            layout: Layout::Long,
+            mode: Mode::CreateNew,
+            sync_every: Duration::from_secs(5),
+            memory_bound: 64 << 20,
+            host: String::new(),
+            rank: None,
+        }
+    }
+}
+
+/// Why a target cannot be written or a log cannot be read.
+#[derive(Debug, Error)]
+pub enum WriterError {
+    /// The file is there and nothing says what to do with it.
+    #[error("{path} exists already; use --overwrite, --append or another name", path = .0.display())]
+    Exists(PathBuf),
+    /// Another process writes it.
+    #[error("{path} is being written by a running gpurun", path = .0.display())]
+    Busy(PathBuf),
+    /// The journal of an interrupted run is in the way.
+    #[error("{journal} holds the rows of an interrupted run; finish it with `gpurun recover {journal}`", journal = .0.display())]
+    Unfinished(PathBuf),
+    /// The existing file has other columns.
+    #[error("cannot append to {path}: {what}", path = .path.display())]
+    OtherColumns {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        what: String,
+    },
+    /// The same file is named by two targets.
+    #[error("{path} is given twice", path = .0.display())]
+    Twice(PathBuf),
+    /// The output of an export is there and nothing says to replace it.
+    #[error("{path} exists already; use --overwrite or another name", path = .0.display())]
+    OutputExists(PathBuf),
+    /// The suffix of an output names no format.
+    #[error("{path}: unknown suffix; use .csv, .parquet or .jsonl", path = .0.display())]
+    UnknownOutput(PathBuf),
+    /// A directory without a log.
+    #[error("there is no log in {path}", path = .0.display())]
+    NoLog(PathBuf),
+    /// The operating system refused.
+    #[error("cannot {action} {path}: {source}", path = .path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On which file or directory.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The file is no log of ours, or is damaged before its end.
+    #[error("cannot read {path}: {what}", path = .path.display())]
+    NotALog {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// Arrow or Parquet refused.
+    #[error("cannot {action} {path}: {what}", path = .path.display())]
+    Encoding {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The library's words.
+        what: String,
+    },
+}
+
+impl WriterError {
+    fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| WriterError::Io { action, path, source }
+    }
+}

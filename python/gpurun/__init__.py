@@ -1,0 +1,245 @@
+"""Tells gpurun about epochs, steps and phases of a training job, from inside the job.
+
+Start the job with ``gpurun --log metrics.parquet -- python train.py``; in ``train.py``::
+
+    import gpurun
+
+    with gpurun.tag("train"):
+        for n, batch in enumerate(loader):
+            with gpurun.step(n):
+                loss = train(batch)
+            gpurun.log({"loss": loss}, step=n)
+
+The log then has rows for exactly the span of each tag and of each group of steps. Outside gpurun every
+function is a silent no-op; nothing here ever raises into, or waits inside, the training loop (only
+:func:`collect` and :func:`snapshot` wait, for at most their ``timeout``).
+
+Needs only the standard library.
+"""
+
+import functools
+import inspect
+import time
+from types import TracebackType
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Type, TypeVar
+
+from ._client import client as _client
+
+__all__ = [
+    "clear",
+    "collect",
+    "connect",
+    "dropped",
+    "epoch",
+    "is_active",
+    "log",
+    "snapshot",
+    "step",
+    "tag",
+]
+
+__version__ = "0.1.0"
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def is_active() -> bool:
+    """Whether this process runs under gpurun and gpurun is listening."""
+    return _client.active
+
+
+def connect() -> bool:
+    """Speak for this process; says whether a gpurun listens.
+
+    Only needed in a forked child that trains (``multiprocessing`` with the ``fork`` method): a forked
+    process is silent by default, so that a data loader's workers do not speak for their parent.
+    """
+    return _client.connect()
+
+
+def dropped() -> int:
+    """How many messages were dropped because gpurun did not read them fast enough."""
+    return _client.dropped
+
+
+class tag:  # noqa: N801 - reads as a statement: ``with gpurun.tag("train"):``
+    """Names a phase: ``with gpurun.tag("train"):`` or ``@gpurun.tag("evaluate")``.
+
+    Tags nest: ``train``, then ``train/batch``. Leaving one, by an exception too, ends those inside.
+    The log gets one set of rows for exactly the span. A tag that is already open in this process is not
+    opened twice: the inner use is a no-op.
+
+    :param name: one level: not empty, without ``/`` and control characters, at most 128 bytes.
+    """
+
+    __slots__ = ("_name", "_spans")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._spans: List[Optional[int]] = []
+
+    def __enter__(self) -> "tag":
+        name = self._name
+        if not _is_tag(name):
+            _client.warn_once(f"tag {name!r}", "%r cannot be a tag; it is ignored", name)
+            self._spans.append(None)
+        else:
+            self._spans.append(_client.begin(name))
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        if self._spans:
+            _client.end(self._spans.pop())
+
+    def __call__(self, function: _F) -> _F:
+        name = self._name
+        wrapper: Any
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def wrapper(*args: Any, **kwargs: Any) -> Any:
+                with tag(name):
+                    return await function(*args, **kwargs)
+
+        elif inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                with tag(name):
+                    return (yield from function(*args, **kwargs))
+
+        else:
+
+            @functools.wraps(function)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                with tag(name):
+                    return function(*args, **kwargs)
+
+        return wrapper
+
+
+def _is_tag(name: object) -> bool:
+    try:
+        return (
+            isinstance(name, str)
+            and 0 < len(name.encode("utf-8")) <= 128
+            and "/" not in name
+            and not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name)
+        )
+    except UnicodeError:
+        return False
+
+
+class step:  # noqa: N801 - reads as a statement
+    """Marks a training step, in one of two ways.
+
+    ``gpurun.step(n)`` as a statement of its own says that step ``n`` ends now; the time between two marks
+    is the step's ``inter_step (ms)``. ``with gpurun.step(n):`` around the work marks both ends, which
+    gives ``intra_step (ms)`` (start to end) and ``inter_step (ms)`` (end to the next start).
+
+    :param n: the step's number; left out, one more than the last one.
+    :param first_of_epoch: no time between steps is counted across this point (see :func:`epoch`).
+    """
+
+    # A statement drops the object at once, and that is when the mark is sent, with the instant of the
+    # call; `with` takes it over before.
+    __slots__ = ("_n", "_at", "_state")
+
+    def __init__(self, n: Optional[int] = None, *, first_of_epoch: bool = False) -> None:
+        self._at = time.monotonic_ns()
+        self._n = n
+        self._state = 0
+        if first_of_epoch:
+            _client.epoch()
+
+    def __enter__(self) -> "step":
+        self._state = 1
+        self._at = time.monotonic_ns()
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        # A step that raised did not end; it is not marked.
+        if kind is None:
+            _client.step(self._n, time.monotonic_ns(), self._at)
+
+    def __del__(self) -> None:
+        if self._state == 0:
+            try:
+                _client.step(self._n, self._at, None)
+            except Exception:  # noqa: BLE001 - the interpreter may be shutting down
+                pass
+
+
+def epoch() -> None:
+    """Says that an epoch begins: the next step has no ``inter_step (ms)``."""
+    _client.epoch()
+
+
+def log(values: Mapping[str, Any], step: Optional[int] = None) -> None:
+    """Puts scalars of the job's own into gpurun's log (scope ``user``).
+
+    :param values: name to number, or anything that ``float()`` takes. What is not finite is left out. A
+        CUDA tensor is read here, which waits for the GPU: pass what you have on the host anyway.
+    :param step: the training step that they belong to.
+    """
+    _client.log(values, step)  # type: ignore[arg-type]
+
+
+def clear(tag: Optional[str] = None) -> None:
+    """Starts the statistics of an open tag (``None``: of all) anew for :func:`collect`."""
+    _client.clear(tag)
+
+
+def collect(timeout: float = 0.5) -> Dict[str, float]:
+    """Statistics of the innermost open tag so far, with nvitop's keys.
+
+    ``<tag>/<scope>/<metric (unit)>/<mean|min|max|last>``, for instance
+    ``run/train/cuda:0 (gpu:3)/gpu_utilization (%)/mean``, and ``<tag>/duration (s)`` and
+    ``<tag>/timestamp`` (seconds since the epoch). A value that is unknown is left out.
+
+    :param timeout: seconds to wait for gpurun's answer.
+    :returns: an empty dictionary outside gpurun, or when no answer came in time.
+    """
+    answer = _client.ask("collect", timeout)
+    try:
+        if not answer:
+            return {}
+        known = {key: value for key, value in answer["metrics"].items() if value is not None}
+        known[f"{answer['tag']}/timestamp"] = time.time()
+        return known
+    except Exception:  # noqa: BLE001 - an answer of another version
+        return {}
+
+
+def snapshot(
+    timeout: float = 0.5,
+    parts: Optional[Sequence[str]] = None,
+    metrics: Optional[Sequence[str]] = None,
+) -> Dict[str, Any]:
+    """The current window of the run: ``gpus``, ``host``, ``job``, ``gpurun`` and ``processes``.
+
+    ``snapshot()["gpus"][0]["metrics"]["gpu_utilization (%)"]["mean"]``; each GPU has ``gpu`` (NVML index),
+    ``cuda`` (ordinal in this job), ``uuid`` and ``name``. Unknown values are ``None``. Units are in the
+    metrics' names; ``time`` is in seconds since the epoch.
+
+    :param timeout: seconds to wait for gpurun's answer.
+    :param parts: only these parts, for instance ``["gpus"]``.
+    :param metrics: only these metrics, for instance ``["gpu_utilization (%)"]``.
+    :returns: an empty dictionary outside gpurun, or when no answer came in time.
+    """
+    fields: Dict[str, Any] = {}
+    if parts is not None:
+        fields["parts"] = list(parts)
+    if metrics is not None:
+        fields["metrics"] = list(metrics)
+    return _client.ask("snapshot", timeout, **fields) or {}

@@ -1,0 +1,377 @@
+"""The connection to gpurun: sends without blocking, loses quietly, never raises.
+
+Everything a training loop calls ends up here, so three rules hold for every method of
+:class:`Client`: it never waits for gpurun unless it was asked for an answer (and then only for the
+given time), it never raises, and outside gpurun it costs next to nothing.
+"""
+
+import json
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from typing import Any, Dict, List, Optional
+
+logger = logging.getLogger("gpurun")
+
+SOCKET_VARIABLE = "GPURUN_SOCKET"
+PROTOCOL_VERSION = 1
+
+#: Longest line gpurun reads, in bytes, newline included.
+MAX_LINE = 64 * 1024
+
+#: Most scalars in one ``log`` message.
+MAX_VALUES = 256
+
+#: Bytes that may wait in this process while gpurun does not read (ends of tags, torn lines).
+MAX_REST = 256 * 1024
+
+#: Requests that may stay unanswered before new ones are given up at once.
+MAX_UNANSWERED = 4
+
+#: Seconds that connecting may take.
+CONNECT_TIMEOUT = 0.5
+
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+_NEW, _ACTIVE, _INACTIVE = 0, 1, 2
+
+_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+def rank_of_environment() -> Optional[int]:
+    """The rank that a launcher such as torchrun gave this process, if any."""
+    for variable in RANK_VARIABLES:
+        text = os.environ.get(variable)
+        if text is not None:
+            try:
+                rank = int(text)
+            except ValueError:
+                continue
+            if 0 <= rank < 2**31:
+                return rank
+    return None
+
+
+class Client:
+    """One process's connection. Thread-safe; a forked child starts without one."""
+
+    def __init__(self) -> None:
+        self._state = _NEW
+        self._reset()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def _reset(self) -> None:
+        self._socket: Optional[socket.socket] = None
+        # Re-entrant: a signal handler or a finaliser may mark something while a mark is being sent.
+        self._sending = threading.RLock()
+        self._reading = threading.RLock()
+        self._rest = b""
+        self._received = b""
+        self._answers: Dict[int, Dict[str, Any]] = {}
+        self._unanswered: List[int] = []
+        self._next = 0
+        self._last_step = 0
+        self._first_of_epoch = True
+        self._warned: set = set()
+        #: Messages that were not sent because gpurun did not read fast enough.
+        self.dropped = 0
+
+    def _after_fork(self) -> None:
+        # The child must not speak for its parent, nor keep the parent's connection open: gpurun
+        # closes the parent's tags when the last copy of the socket is closed.
+        mine, self._state = self._socket, _INACTIVE
+        self._reset()
+        if mine is not None:
+            try:
+                mine.close()
+            except OSError:
+                pass
+
+    # -- being connected -----------------------------------------------------------------------
+
+    @property
+    def active(self) -> bool:
+        """Whether a gpurun is listening to this process."""
+        return self._state == _ACTIVE or (self._state == _NEW and self._connect())
+
+    def connect(self) -> bool:
+        """Connects if there is a gpurun and no connection, also in a forked child."""
+        if self._state == _INACTIVE and self._socket is None:
+            self._state = _NEW
+        return self.active
+
+    def _connect(self) -> bool:
+        try:
+            with self._sending:
+                if self._state != _NEW:
+                    return self._state == _ACTIVE
+                path = os.environ.get(SOCKET_VARIABLE)
+                if not path or not hasattr(socket, "AF_UNIX"):
+                    self._state = _INACTIVE
+                    return False
+                link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                try:
+                    link.settimeout(CONNECT_TIMEOUT)
+                    link.connect(path)
+                    link.setblocking(False)
+                except BaseException:
+                    link.close()
+                    raise
+                self._socket = link
+                self._state = _ACTIVE
+                hello: Dict[str, Any] = {"op": "hello", "version": PROTOCOL_VERSION, "pid": os.getpid()}
+                rank = rank_of_environment()
+                if rank is not None:
+                    hello["rank"] = rank
+                self.send(json.dumps(hello).encode() + b"\n", must=True)
+                return self._state == _ACTIVE
+        except Exception as error:  # noqa: BLE001 - nothing here may reach the training loop
+            self._state = _INACTIVE
+            logger.debug("no gpurun: %s", error)
+            return False
+
+    def _lose(self) -> None:
+        """gpurun is gone: be a no-op from now on."""
+        link, self._socket = self._socket, None
+        self._state = _INACTIVE
+        self._rest = b""
+        if link is not None:
+            try:
+                link.close()
+            except OSError:
+                pass
+
+    def warn_once(self, key: str, message: str, *args: object) -> None:
+        """Tells the user once, through the ``gpurun`` logger."""
+        if key not in self._warned:
+            self._warned.add(key)
+            logger.warning(message, *args)
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def send(self, line: bytes, must: bool = False) -> bool:
+        """Sends one whole line without blocking; says whether it is (or will be) on its way.
+
+        While gpurun does not read, lines are dropped and counted, except those that ``must`` arrive
+        (the ends of tags): they are kept and go first later.
+        """
+        try:
+            with self._sending:
+                link = self._socket
+                if link is None:
+                    return False
+                if self._rest:
+                    self._flush()
+                    if self._rest:
+                        return self._keep(line, must)
+                try:
+                    sent = link.send(line, _NOSIGNAL)
+                except BlockingIOError:
+                    return self._keep(line, must)
+                if sent < len(line):
+                    self._rest = line[sent:]
+                return True
+        except OSError:
+            self._lose()
+        except Exception as error:  # noqa: BLE001
+            logger.debug("a message was not sent: %s", error)
+        return False
+
+    def _flush(self) -> None:
+        link = self._socket
+        if link is None:
+            return
+        try:
+            self._rest = self._rest[link.send(self._rest, _NOSIGNAL) :]
+        except BlockingIOError:
+            pass
+
+    def _keep(self, line: bytes, must: bool) -> bool:
+        if must and len(self._rest) + len(line) <= MAX_REST:
+            self._rest += line
+            return True
+        self.dropped += 1
+        return False
+
+    # -- marks ---------------------------------------------------------------------------------
+
+    def begin(self, tag: str) -> Optional[int]:
+        """Begins a tag; gives the number that ends exactly this one."""
+        if self._state != _ACTIVE and not self.active:
+            return None
+        now = time.monotonic_ns()
+        try:
+            with self._sending:
+                self._next += 1
+                span = self._next
+            message = {"op": "begin", "tag": tag, "span": span, "t": now}
+            sent = self.send(json.dumps(message).encode() + b"\n")
+            return span if sent else None
+        except Exception as error:  # noqa: BLE001
+            logger.debug("a tag was not begun: %s", error)
+            return None
+
+    def end(self, span: Optional[int]) -> None:
+        """Ends the tag that :meth:`begin` gave the number of, and every tag begun inside it."""
+        if span is None or self._state != _ACTIVE:
+            return
+        self.send(b'{"op":"end","span":%d,"t":%d}\n' % (span, time.monotonic_ns()), must=True)
+
+    def clear(self, tag: Optional[str]) -> None:
+        """Starts the statistics of an open tag anew."""
+        if not self.active:
+            return
+        try:
+            message: Dict[str, Any] = {"op": "clear", "t": time.monotonic_ns()}
+            if tag is not None:
+                message["tag"] = tag
+            self.send(json.dumps(message).encode() + b"\n")
+        except Exception as error:  # noqa: BLE001
+            logger.debug("a tag was not cleared: %s", error)
+
+    def epoch(self) -> None:
+        """The next step is the first of an epoch."""
+        self._first_of_epoch = True
+
+    def step(self, step: Optional[int], at: int, began: Optional[int]) -> None:
+        """Marks the end of a step at ``at``, in nanoseconds of ``CLOCK_MONOTONIC``."""
+        if self._state != _ACTIVE and not self.active:
+            return
+        try:
+            if step is None:
+                step = self._last_step + 1
+            self._last_step = step
+            if self._first_of_epoch:
+                self._first_of_epoch = False
+                tail = b',"first":true}\n'
+            else:
+                tail = b"}\n"
+            if began is None:
+                line = b'{"op":"step","step":%d,"t":%d' % (step, at)
+            else:
+                line = b'{"op":"step","step":%d,"t":%d,"began":%d' % (step, at, began)
+        except Exception as error:  # noqa: BLE001
+            self.warn_once("step", "a step was not marked: %s", error)
+            return
+        self.send(line + tail)
+
+    def log(self, values: Dict[str, Any], step: Optional[int]) -> None:
+        """Sends scalars; what is no finite number is left out."""
+        if self._state != _ACTIVE and not self.active:
+            return
+        now = time.monotonic_ns()
+        try:
+            kept: Dict[str, float] = {}
+            for name, value in values.items():
+                try:
+                    number = float(value)
+                except Exception:  # noqa: BLE001 - a tensor may raise whatever it likes
+                    self.warn_once("log", "gpurun.log leaves %r out: it is no number", name)
+                    continue
+                # Neither NaN nor an infinity.
+                if number - number == 0.0:
+                    kept[str(name)] = number
+            items = list(kept.items())
+            for start in range(0, len(items), MAX_VALUES):
+                message: Dict[str, Any] = {"op": "log", "t": now}
+                if step is not None:
+                    message["step"] = int(step)
+                message["values"] = dict(items[start : start + MAX_VALUES])
+                line = json.dumps(message).encode() + b"\n"
+                if len(line) > MAX_LINE:
+                    self.warn_once("long", "gpurun.log drops a message of %d bytes", len(line))
+                    self.dropped += 1
+                    continue
+                self.send(line)
+        except Exception as error:  # noqa: BLE001
+            self.warn_once("log", "gpurun.log failed: %s", error)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def request(self, op: str, **fields: Any) -> Optional[int]:
+        """Asks without waiting; the answer is for :meth:`take` or :meth:`wait`."""
+        if not self.active:
+            return None
+        try:
+            with self._reading:
+                if len(self._unanswered) >= MAX_UNANSWERED:
+                    self._receive(0.0)
+                    if len(self._unanswered) >= MAX_UNANSWERED:
+                        return None
+                with self._sending:
+                    self._next += 1
+                    number = self._next
+                message = dict(fields, op=op, id=number, t=time.monotonic_ns())
+                if not self.send(json.dumps(message).encode() + b"\n"):
+                    return None
+                self._unanswered.append(number)
+                return number
+        except Exception as error:  # noqa: BLE001
+            logger.debug("a request was not sent: %s", error)
+            return None
+
+    def take(self, number: Optional[int]) -> Optional[Dict[str, Any]]:
+        """The answer if it has come, without waiting."""
+        return self.wait(number, 0.0)
+
+    def wait(self, number: Optional[int], timeout: float) -> Optional[Dict[str, Any]]:
+        """The answer if it comes within ``timeout`` seconds; refused and lost ones are ``None``."""
+        if number is None:
+            return None
+        try:
+            with self._reading:
+                deadline = time.monotonic() + max(0.0, timeout)
+                while True:
+                    if number in self._answers:
+                        reply = self._answers.pop(number)
+                        return reply.get("result") if reply.get("ok") else None
+                    left = deadline - time.monotonic()
+                    if number not in self._unanswered or not self._receive(max(0.0, left)):
+                        reply = self._answers.pop(number, {})
+                        return reply.get("result") if reply.get("ok") else None
+        except Exception as error:  # noqa: BLE001
+            logger.debug("an answer was not read: %s", error)
+            return None
+
+    def _receive(self, timeout: float) -> bool:
+        """Reads what has come, waiting at most ``timeout`` seconds for the first of it."""
+        link = self._socket
+        if link is None:
+            return False
+        try:
+            if timeout > 0:
+                waiting = select.poll()
+                waiting.register(link, select.POLLIN)
+                waiting.poll(max(1, int(timeout * 1000)))
+            got = link.recv(1 << 18)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except (OSError, ValueError):
+            self._lose()
+            return False
+        if not got:
+            self._lose()
+            return False
+        self._received += got
+        *lines, self._received = self._received.split(b"\n")
+        for line in lines:
+            reply = json.loads(line)
+            number = reply.get("id")
+            if number in self._unanswered:
+                self._unanswered.remove(number)
+                self._answers[number] = reply
+        # Answers that nobody came back for must not pile up.
+        while len(self._answers) > 2 * MAX_UNANSWERED:
+            self._answers.pop(next(iter(self._answers)))
+        return True
+
+    def ask(self, op: str, timeout: float, **fields: Any) -> Optional[Dict[str, Any]]:
+        """Asks and waits at most ``timeout`` seconds."""
+        return self.wait(self.request(op, **fields), timeout)
+
+
+client = Client()

@@ -1,0 +1,70 @@
+"""Keras: ``model.fit(..., callbacks=[GpurunCallback()])``.
+
+Marks steps and epochs, tags ``train`` and ``evaluate``, and passes the epoch's scalars on to gpurun's log.
+A no-op outside gpurun; never raises into ``fit``.
+"""
+
+import sys
+from typing import Any, Dict, Optional
+
+from ._client import client
+from ._steps import Progress
+
+
+def _base() -> type:
+    """``Callback`` of whichever Keras the program uses."""
+    import importlib
+
+    names = ["keras.callbacks", "tensorflow.keras.callbacks", "tf_keras.callbacks"]
+    names.sort(key=lambda name: name.rpartition(".")[0] not in sys.modules)
+    for name in names:
+        try:
+            return importlib.import_module(name).Callback
+        except Exception:  # noqa: BLE001 - absent, or broken in whatever way
+            continue
+    return object
+
+
+_Callback = _base()
+
+
+class GpurunCallback(_Callback):  # type: ignore[misc,valid-type]
+    """Tells gpurun about a Keras ``fit``; the step is the number of training batches so far.
+
+    :param log: whether the epoch's scalars (loss, metrics, ``val_`` ones) go into gpurun's log too.
+    """
+
+    def __init__(self, log: bool = True) -> None:
+        super().__init__()
+        self._log = log
+        self._progress = Progress()
+        self._step = 0
+
+    def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        client.connect()
+        self._progress.begin("train")
+
+    def on_epoch_begin(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        self._progress.epoch()
+
+    def on_train_batch_begin(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        self._progress.step_begins()
+
+    def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        self._step += 1
+        self._progress.step_ends(self._step)
+
+    def on_test_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        self._progress.begin("evaluate")
+
+    def on_test_end(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        self._progress.end("evaluate")
+        # What the evaluation took is no time between training steps.
+        self._progress.epoch()
+
+    def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
+        if self._log and logs:
+            client.log(logs, self._step)
+
+    def on_train_end(self, logs: Optional[Dict[str, Any]] = None) -> None:
+        self._progress.end_all()

@@ -1,0 +1,290 @@
+"""Lightning: a drop-in ``GPUStatsMonitor``.
+
+``from gpurun.lightning import GPUStatsMonitor`` has the flags, hooks and metric names of the callback of the
+same name in Lightning 1.x and luxonis-train. It logs to the trainer's logger **and** marks steps and epochs
+for gpurun. What differs, on purpose:
+
+* Nothing is spawned: values come from the running gpurun, asked for while the batch computes.
+* A value that is unknown (a fan on a passively cooled card, utilisation of a MIG slice) is left out; the
+  older callbacks log a true-looking 0.0.
+* Utilisation is the mean of gpurun's current window, not one read at the moment when the GPU is most likely idle.
+* A failed read never reaches the training loop. Outside gpurun, or where no GPU is in use, it says so once
+  and logs the step times alone.
+* Devices are joined by CUDA ordinal or UUID, never by the position of a line.
+"""
+
+import sys
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from ._client import client
+from ._steps import Progress
+
+
+def _base() -> Tuple[type, type]:
+    """``Callback`` and ``MisconfigurationException`` of whichever Lightning the program uses."""
+    import importlib
+
+    names = ["lightning.pytorch", "pytorch_lightning"]
+    # Both may be installed, and a callback of one is none of the other.
+    names.sort(key=lambda name: name not in sys.modules)
+    for name in names:
+        try:
+            framework = importlib.import_module(name)
+            errors = importlib.import_module(name + ".utilities.exceptions")
+            return framework.Callback, errors.MisconfigurationException
+        except Exception:  # noqa: BLE001 - absent, or broken in whatever way
+            continue
+    return object, RuntimeError
+
+
+_Callback, _Misconfiguration = _base()
+
+# (name and unit of the older callbacks, metric of gpurun, statistic)
+_UTILIZATION = [("utilization.gpu - percent", "gpu_utilization (%)", "mean")]
+_MEMORY = [
+    ("memory.used - MB", "memory_used (MiB)", "last"),
+    ("memory.free - MB", "memory_free (MiB)", "last"),
+    ("utilization.memory - percent", "memory_utilization (%)", "mean"),
+]
+_FAN = [("fan.speed - percent", "fan_speed (%)", "last")]
+_TEMPERATURE = [
+    ("temperature.gpu - \N{DEGREE SIGN}C", "temperature (C)", "last"),
+    ("temperature.memory - \N{DEGREE SIGN}C", "memory_temperature (C)", "last"),
+]
+
+#: Seconds that a hook waits for an answer that was asked for earlier.
+_PATIENCE = 0.05
+
+
+class GPUStatsMonitor(_Callback):  # type: ignore[misc,valid-type]
+    """Logs GPU values and step times to the trainer's logger, and marks steps for gpurun.
+
+    Every ``log_every_n_steps`` steps, at the start and end of the batch, on rank 0:
+    ``GPU_<i>/utilization.gpu - percent``, ``GPU_<i>/memory.used - MB`` (MiB in truth; the name is kept) and so
+    on, ``i`` being the CUDA ordinal. Every rank marks every optimiser step for gpurun.
+
+    :param memory_utilization: used and free memory (MiB) and memory utilisation (%).
+    :param gpu_utilization: GPU utilisation (%).
+    :param intra_step_time: start to end of a step (ms).
+    :param inter_step_time: end of a step to the start of the next (ms); none across epochs.
+    :param fan_speed: fan speed (%), at the end of a step.
+    :param temperature: GPU and memory temperature (C), at the end of a step.
+    :raises MisconfigurationException: at the start of ``fit``, where the trainer has no logger.
+    """
+
+    def __init__(
+        self,
+        memory_utilization: bool = True,
+        gpu_utilization: bool = True,
+        intra_step_time: bool = False,
+        inter_step_time: bool = False,
+        fan_speed: bool = False,
+        temperature: bool = False,
+    ) -> None:
+        super().__init__()
+        self._intra = intra_step_time
+        self._inter = inter_step_time
+        self._at_both = (_UTILIZATION if gpu_utilization else []) + (_MEMORY if memory_utilization else [])
+        self._at_end = (_FAN if fan_speed else []) + (_TEMPERATURE if temperature else [])
+        self._progress = Progress()
+        self._device_ids: List[int] = []
+        self._asked: Optional[int] = None
+        self._began: Optional[float] = None
+        self._ended: Optional[float] = None
+        self._last_step: Optional[int] = None
+
+    @staticmethod
+    def is_available() -> bool:
+        """Whether there is a gpurun to ask."""
+        return client.active
+
+    # -- hooks ---------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: Optional[str] = None) -> None:
+        if stage not in (None, "fit"):
+            return
+        if not trainer.logger:
+            raise _Misconfiguration("Cannot use GPUStatsMonitor callback with Trainer that has no logger.")
+        # A rank that Lightning forked trains, and may speak for itself.
+        if not client.connect():
+            client.warn_once(
+                "lightning",
+                "GPUStatsMonitor: not started by gpurun, so there are no GPU values; step times only",
+            )
+        try:
+            self._device_ids = _devices_of(trainer)
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+        if client.active and self._wanted() and not self._device_ids:
+            client.warn_once("lightning", "GPUStatsMonitor: the trainer uses no GPU; step times only")
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._progress.begin("train")
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._began = self._ended = None
+        self._progress.epoch()
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *unused: Any
+    ) -> None:
+        try:
+            self._progress.step_begins()
+            if self._last_step is None:
+                self._last_step = int(trainer.global_step)
+            self._began = time.monotonic()
+            if not _is_zero(trainer) or not _logs_now(trainer):
+                return
+            if self._asked is None and self._at_both:
+                self._ask()
+            logs = self._values(self._at_both)
+            if self._inter and self._ended is not None:
+                logs["batch_time/inter_step (ms)"] = (self._began - self._ended) * 1000
+            self._write(trainer, logs)
+            # Answered while the batch computes.
+            self._ask()
+        except Exception as error:  # noqa: BLE001 - nothing reaches the training loop
+            self._fail(error)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *unused: Any
+    ) -> None:
+        try:
+            now = time.monotonic()
+            self._ended = now
+            step = int(trainer.global_step)
+            if step != self._last_step:
+                # With accumulated gradients several batches make one step.
+                self._progress.step_ends(step)
+                self._last_step = step
+            if not _is_zero(trainer):
+                return
+            if _logs_now(trainer):
+                logs = self._values(self._at_both + self._at_end)
+                if self._intra and self._began is not None:
+                    logs["batch_time/intra_step (ms)"] = (now - self._began) * 1000
+                self._write(trainer, logs)
+            if _logs_after(trainer, 1):
+                self._ask()
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._progress.begin("validation")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._progress.end("validation")
+        # What validation took is no time between training steps.
+        self._ended = None
+        self._progress.epoch()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._progress.end_all()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._progress.end_all()
+
+    # -- values --------------------------------------------------------------------------------
+
+    def _wanted(self) -> List[Tuple[str, str, str]]:
+        return self._at_both + self._at_end
+
+    def _ask(self) -> None:
+        """Asks gpurun ahead, so that no hook has to wait for the answer."""
+        if not self._wanted() or not self._device_ids:
+            return
+        client.take(self._asked)
+        metrics = [metric for _, metric, _ in self._wanted()]
+        self._asked = client.request("snapshot", parts=["gpus"], metrics=metrics)
+
+    def _values(self, keys: List[Tuple[str, str, str]]) -> Dict[str, float]:
+        asked, self._asked = self._asked, None
+        if not keys or asked is None:
+            return {}
+        answer = client.wait(asked, _PATIENCE)
+        return _name_values(answer, self._device_ids, keys) if answer else {}
+
+    def _write(self, trainer: Any, logs: Dict[str, float]) -> None:
+        if logs:
+            trainer.logger.log_metrics(logs, step=trainer.global_step)
+
+    def _fail(self, error: Exception) -> None:
+        client.warn_once("lightning failed", "GPUStatsMonitor: %s: %s", type(error).__name__, error)
+
+
+def _name_values(
+    answer: Dict[str, Any], device_ids: List[int], keys: List[Tuple[str, str, str]]
+) -> Dict[str, float]:
+    """The older callbacks' names for gpurun's values; what is unknown has no entry."""
+    logs: Dict[str, float] = {}
+    gpus = answer.get("gpus") or []
+    for device_id in device_ids:
+        gpu = _find(gpus, device_id)
+        if gpu is None:
+            client.warn_once(
+                f"cuda:{device_id}", "GPUStatsMonitor: gpurun does not know which GPU cuda:%d is", device_id
+            )
+            continue
+        for name, metric, statistic in keys:
+            value = ((gpu.get("metrics") or {}).get(metric) or {}).get(statistic)
+            if value is not None:
+                logs[f"GPU_{device_id}/{name}"] = float(value)
+    return logs
+
+
+def _find(gpus: List[Dict[str, Any]], device_id: int) -> Optional[Dict[str, Any]]:
+    for gpu in gpus:
+        if gpu.get("cuda") == device_id:
+            return gpu
+    uuid = _uuid_of(device_id)
+    for gpu in gpus:
+        if uuid is not None and uuid in (gpu.get("uuid"), str(gpu.get("uuid")).partition("-")[2]):
+            return gpu
+    return None
+
+
+def _uuid_of(device_id: int) -> Optional[str]:
+    """The UUID that torch gives an ordinal, if torch is there and has initialised CUDA."""
+    torch = sys.modules.get("torch")
+    try:
+        if torch is None or not torch.cuda.is_initialized():
+            return None
+        return str(torch.cuda.get_device_properties(device_id).uuid)
+    except Exception:  # noqa: BLE001 - an older torch has no uuid
+        return None
+
+
+def _devices_of(trainer: Any) -> List[int]:
+    """CUDA ordinals that the trainer uses on this node; none on another accelerator."""
+    strategy = getattr(trainer, "strategy", None)
+    device = getattr(strategy, "root_device", None)
+    if device is not None and getattr(device, "type", "cuda") != "cuda":
+        return []
+    return sorted({int(i) for i in trainer.device_ids})
+
+
+def _is_zero(trainer: Any) -> bool:
+    return bool(getattr(trainer, "is_global_zero", True))
+
+
+def _stepped(trainer: Any) -> int:
+    """Batches that ended in an optimiser step so far, as the trainer itself counts for its logs."""
+    try:
+        return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+    except AttributeError:
+        return int(trainer.global_step)
+
+
+def _logs_now(trainer: Any) -> bool:
+    try:
+        return bool(trainer._logger_connector.should_update_logs)
+    except AttributeError:
+        return _logs_after(trainer, 0)
+
+
+def _logs_after(trainer: Any, steps: int) -> bool:
+    every = int(getattr(trainer, "log_every_n_steps", 50) or 0)
+    if bool(getattr(trainer, "should_stop", False)):
+        return True
+    return every > 0 and (_stepped(trainer) + 1 + steps) % every == 0

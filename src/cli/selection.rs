@@ -1,0 +1,443 @@
+//! Selection options, typed twice: exactly what was typed, then what it means, with every mistake in one line.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::duration::parse_duration;
+use super::size::parse_size;
+use crate::model::selection::{
+    Candidates, Constraints, Count, DeviceName, Hold, NameFormat, NamePattern, Patience, Settings,
+};
+
+/// Selection options as typed; the same before a job and on `gpurun select`.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Selection")]
+pub struct SelectionArgs {
+    /// Choose among the devices of CVD, or of CUDA_VISIBLE_DEVICES (a job does the latter anyway)
+    #[arg(short, long, value_name = "CVD")]
+    pub inherit: Option<Option<String>>,
+
+    /// Count memory held by USER (names or uids; without one: you) as free
+    #[arg(long, value_name = "USER", num_args = 0.., value_delimiter = ',')]
+    pub account_as_free: Option<Vec<String>>,
+
+    /// At least N GPUs
+    #[arg(short = 'c', long, value_name = "N")]
+    pub min_count: Option<String>,
+
+    /// At most N GPUs
+    #[arg(short = 'C', long, value_name = "N")]
+    pub max_count: Option<String>,
+
+    /// Exactly N GPUs; overrides -c and -C [default: 1 for a job, all for select]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub count: Option<String>,
+
+    /// Free memory of each GPU: 8GiB, 8G, 500MiB, 10000 (bytes)
+    #[arg(short = 'f', long, value_name = "SIZE")]
+    pub min_free_memory: Option<String>,
+
+    /// Total memory of each GPU
+    #[arg(short = 't', long, value_name = "SIZE")]
+    pub min_total_memory: Option<String>,
+
+    /// GPU utilisation of each GPU in percent
+    #[arg(short = 'G', long, value_name = "PCT")]
+    pub max_gpu_utilization: Option<String>,
+
+    /// Memory-bandwidth utilisation of each GPU in percent
+    #[arg(short = 'M', long, value_name = "PCT")]
+    pub max_memory_utilization: Option<String>,
+
+    /// Loosen the four limits above by PCT percent where the minimum count needs it [default: 0]
+    #[arg(long, visible_alias = "tol", value_name = "PCT")]
+    pub tolerance: Option<String>,
+
+    /// Name GPUs by index or by UUID (MIG slices always by UUID) [default: index]
+    #[arg(short = 'O', long, value_enum, value_name = "FORMAT")]
+    pub format: Option<FormatArg>,
+
+    /// Keep the order of enumeration instead of best first
+    #[arg(short = 'S', long)]
+    pub no_sort: bool,
+
+    /// Never these: indices, UUIDs or beginnings of UUIDs
+    #[arg(long, value_name = "ID", value_delimiter = ',')]
+    pub exclude: Vec<String>,
+
+    /// Only GPUs whose name has a match, in either case
+    #[arg(long, value_name = "REGEX")]
+    pub gpu_name: Option<String>,
+
+    /// Only GPUs without a compute process and with a utilisation of at most 5 %
+    #[arg(long)]
+    pub idle: bool,
+
+    /// Only GPUs with at most N compute processes
+    #[arg(long, value_name = "N")]
+    pub max_processes: Option<String>,
+
+    /// Judge utilisation by its maximum over D instead of one instant
+    #[arg(long, value_name = "D")]
+    pub observe: Option<String>,
+
+    /// Choose among all GPUs, though CUDA_VISIBLE_DEVICES is set
+    #[arg(long)]
+    pub all_devices: bool,
+
+    /// Wait until the constraints hold, at most D (for ever without D)
+    #[arg(long, value_name = "D")]
+    pub wait: Option<Option<String>>,
+
+    /// Hold each GPU as one of N sharers instead of alone
+    #[arg(long, value_name = "N")]
+    pub share: Option<String>,
+
+    /// Hold nothing, and take no notice of what others hold
+    #[arg(long)]
+    pub no_lease: bool,
+
+    /// Print why each GPU was taken or not: each constraint with value, limit and verdict
+    #[arg(long)]
+    pub explain: bool,
+
+    /// Print that as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Name format as typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FormatArg {
+    /// NVML index.
+    Index,
+    /// UUID.
+    Uuid,
+}
+
+/// How `gpurun select` prints the chosen.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Output")]
+pub struct SelectOutputArgs {
+    /// Between two devices [default: ,]
+    #[arg(short, long, visible_alias = "sep", value_name = "SEP", conflicts_with_all = ["newline", "null"])]
+    pub separator: Option<String>,
+    /// One device a line
+    #[arg(long, conflicts_with = "null")]
+    pub newline: bool,
+    /// End each device with a null byte, for xargs -0
+    #[arg(short = '0', long)]
+    pub null: bool,
+}
+
+impl SelectOutputArgs {
+    /// What stands between two devices, and what ends the last.
+    pub fn separators(&self) -> (&str, &str) {
+        match (&self.separator, self.newline, self.null) {
+            (_, _, true) => ("\0", "\0"),
+            (_, true, _) => ("\n", "\n"),
+            (Some(separator), _, _) => (separator, "\n"),
+            (None, _, _) => (",", "\n"),
+        }
+    }
+}
+
+/// For what GPUs are chosen: it decides what is meant where nothing was typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A job that gpurun runs.
+    Job,
+    /// `gpurun select`.
+    Select,
+}
+
+/// Every mistake of one selection, in one line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct SelectionMistakes(pub String);
+
+/// Collects mistakes while options are read.
+#[derive(Default)]
+struct Mistakes(Vec<String>);
+
+impl Mistakes {
+    /// Reads one option, or notes what is wrong with it.
+    fn read<T, E: std::fmt::Display>(
+        &mut self,
+        option: &str,
+        typed: Option<&String>,
+        read: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Option<T> {
+        let typed = typed?;
+        match read(typed) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.0.push(format!("{option} {typed:?}: {error}"));
+                None
+            }
+        }
+    }
+
+    fn note(&mut self, text: impl Into<String>) {
+        self.0.push(text.into());
+    }
+}
+
+impl SelectionArgs {
+    /// Whether anything was typed that asks for GPUs to be chosen.
+    pub fn any(&self) -> bool {
+        self.inherit.is_some()
+            || self.account_as_free.is_some()
+            || self.min_count.is_some()
+            || self.max_count.is_some()
+            || self.count.is_some()
+            || self.min_free_memory.is_some()
+            || self.min_total_memory.is_some()
+            || self.max_gpu_utilization.is_some()
+            || self.max_memory_utilization.is_some()
+            || self.tolerance.is_some()
+            || self.format.is_some()
+            || self.no_sort
+            || !self.exclude.is_empty()
+            || self.gpu_name.is_some()
+            || self.idle
+            || self.max_processes.is_some()
+            || self.observe.is_some()
+            || self.all_devices
+            || self.wait.is_some()
+            || self.share.is_some()
+            || self.explain
+            || self.json
+    }
+
+    /// What was meant.
+    ///
+    /// # Errors
+    /// All mistakes, in one line.
+    pub fn settings(&self, purpose: Purpose) -> Result<Settings, SelectionMistakes> {
+        let mut mistakes = Mistakes::default();
+        let count = self.count(purpose, &mut mistakes);
+        let min_free_memory = mistakes.read("--min-free-memory", self.min_free_memory.as_ref(), parse_size);
+        let min_total_memory =
+            mistakes.read("--min-total-memory", self.min_total_memory.as_ref(), parse_size);
+        let max_gpu_utilization =
+            mistakes.read("--max-gpu-utilization", self.max_gpu_utilization.as_ref(), percent);
+        let max_memory_utilization =
+            mistakes.read("--max-memory-utilization", self.max_memory_utilization.as_ref(), percent);
+        let tolerance = mistakes.read("--tolerance", self.tolerance.as_ref(), percent).unwrap_or(0);
+        let max_processes = mistakes.read("--max-processes", self.max_processes.as_ref(), number);
+        let gpu_name = mistakes.read("--gpu-name", self.gpu_name.as_ref(), NamePattern::new);
+        let exclude = self
+            .exclude
+            .iter()
+            .filter_map(|typed| mistakes.read("--exclude", Some(typed), DeviceName::parse))
+            .collect();
+        let observe = mistakes.read("--observe", self.observe.as_ref(), positive_duration);
+
+        let candidates = match (&self.inherit, self.all_devices) {
+            (Some(_), true) => {
+                mistakes.note("--inherit and --all-devices contradict each other");
+                Candidates::All
+            }
+            (Some(Some(typed)), false) => Candidates::Named(typed.clone()),
+            (Some(None), false) => Candidates::Inherited,
+            (None, true) => Candidates::All,
+            (None, false) => match purpose {
+                Purpose::Job => Candidates::Inherited,
+                Purpose::Select => Candidates::All,
+            },
+        };
+        let share = mistakes.read("--share", self.share.as_ref(), |typed| match number(typed) {
+            Ok(0) => Err("at least 1".to_owned()),
+            other => other,
+        });
+        let hold = match (share, self.no_lease) {
+            (Some(_), true) => {
+                mistakes.note("--share and --no-lease contradict each other");
+                Hold::None
+            }
+            (Some(1) | None, false) => Hold::Exclusive,
+            (Some(slots), false) => Hold::Shared(slots),
+            (None, true) => Hold::None,
+        };
+        let patience = match &self.wait {
+            None => Patience::None,
+            Some(None) => Patience::Forever,
+            Some(typed) => {
+                mistakes.read("--wait", typed.as_ref(), parse_duration).map_or(Patience::None, Patience::For)
+            }
+        };
+
+        if !mistakes.0.is_empty() {
+            return Err(SelectionMistakes(mistakes.0.join("; ")));
+        }
+        Ok(Settings {
+            constraints: Constraints {
+                count,
+                min_free_memory,
+                min_total_memory,
+                max_gpu_utilization,
+                max_memory_utilization,
+                tolerance,
+                free_accounts: Vec::new(),
+                exclude,
+                gpu_name,
+                idle: self.idle,
+                max_processes,
+                for_job: purpose == Purpose::Job,
+                sort: !self.no_sort,
+            },
+            accounts: self.account_as_free.clone(),
+            candidates,
+            format: match self.format {
+                Some(FormatArg::Uuid) => NameFormat::Uuid,
+                Some(FormatArg::Index) | None => NameFormat::Index,
+            },
+            observe,
+            hold,
+            patience,
+            explain: self.explain,
+            json: self.json,
+        })
+    }
+
+    /// How many GPUs were meant.
+    fn count(&self, purpose: Purpose, mistakes: &mut Mistakes) -> Count {
+        let least = match purpose {
+            Purpose::Job => 1,
+            Purpose::Select => 0,
+        };
+        let exact = mistakes.read("--count", self.count.as_ref(), number);
+        let min = mistakes.read("--min-count", self.min_count.as_ref(), number);
+        let max = mistakes.read("--max-count", self.max_count.as_ref(), number);
+        let (min, max) = match (exact, min, max) {
+            (Some(exact), _, _) => (exact, Some(exact)),
+            (None, None, None) if purpose == Purpose::Job => (1, Some(1)),
+            (None, min, max) => (min.unwrap_or(0).max(least), max),
+        };
+        match max {
+            Some(0) if purpose == Purpose::Job => {
+                mistakes.note(
+                    "a job that asks for GPUs needs at least one: leave the selection options out for none",
+                );
+            }
+            Some(max) if min > max => {
+                mistakes.note(format!("--min-count {min} is more than --max-count {max}"));
+            }
+            _ => {}
+        }
+        Count { min, max }
+    }
+}
+
+/// A whole number that is not negative.
+fn number(typed: &str) -> Result<u32, String> {
+    let typed = typed.trim();
+    if typed.is_empty() || !typed.bytes().all(|b| b.is_ascii_digit()) {
+        return Err("not a whole number from 0 on".to_owned());
+    }
+    typed.parse().map_err(|_| "too large".to_owned())
+}
+
+/// A whole percentage; more than 100 is allowed, as a limit that everything keeps.
+fn percent(typed: &str) -> Result<u32, String> {
+    match typed.trim().strip_suffix('%') {
+        Some(_) => Err("write the number of percent without the sign".to_owned()),
+        None => number(typed),
+    }
+}
+
+/// A duration that takes some time.
+fn positive_duration(typed: &str) -> Result<Duration, String> {
+    match parse_duration(typed) {
+        Ok(Duration::ZERO) => Err("more than nothing".to_owned()),
+        other => other.map_err(|error| error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        selection: SelectionArgs,
+        #[command(flatten)]
+        output: SelectOutputArgs,
+        #[arg(last = true)]
+        command: Vec<String>,
+    }
+
+    fn typed(line: &str) -> Line {
+        Line::try_parse_from(std::iter::once("gpurun").chain(line.split_whitespace())).unwrap()
+    }
+
+    fn job(line: &str) -> Result<Settings, String> {
+        typed(line).selection.settings(Purpose::Job).map_err(|mistakes| mistakes.to_string())
+    }
+
+    fn select(line: &str) -> Result<Settings, String> {
+        typed(line).selection.settings(Purpose::Select).map_err(|mistakes| mistakes.to_string())
+    }
+
+    #[test]
+    fn counts_mean_what_each_command_says() {
+        let count = |min, max| Count { min, max };
+        assert_eq!(job("-f 1G").unwrap().constraints.count, count(1, Some(1)));
+        assert_eq!(job("-c 2").unwrap().constraints.count, count(2, None));
+        assert_eq!(job("-C 2").unwrap().constraints.count, count(1, Some(2)));
+        assert_eq!(job("-n 3 -c 9 -C 1").unwrap().constraints.count, count(3, Some(3)));
+        assert_eq!(select("").unwrap().constraints.count, count(0, None));
+        assert_eq!(select("-C 0").unwrap().constraints.count, count(0, Some(0)));
+        assert_eq!(select("-n 2").unwrap().constraints.count, count(2, Some(2)));
+    }
+
+    #[test]
+    fn optional_values_stop_at_the_job() {
+        let line = typed("-i --account-as-free --wait -- train 1");
+        assert_eq!(line.command, ["train", "1"]);
+        assert_eq!(line.selection.inherit, Some(None));
+        assert_eq!(line.selection.account_as_free, Some(vec![]));
+        assert_eq!(line.selection.wait, Some(None));
+        let line = typed("--account-as-free alice 1000,bob -i 0,1 --wait 2h -n 1");
+        assert_eq!(line.selection.account_as_free.unwrap(), ["alice", "1000", "bob"]);
+        assert_eq!(line.selection.inherit, Some(Some("0,1".to_owned())));
+        assert_eq!(typed("-i=-1").selection.inherit, Some(Some("-1".to_owned())));
+    }
+
+    #[test]
+    fn nothing_typed_selects_nothing() {
+        assert!(!typed("").selection.any());
+        assert!(!typed("--no-lease").selection.any());
+        assert!(typed("-n 1").selection.any());
+    }
+
+    #[test]
+    fn all_mistakes_stand_in_one_line() {
+        let line = job("-f 5X -G 50% -n 0 --exclude foo --share 0 --wait 1y --gpu-name (").unwrap_err();
+        assert!(!line.contains('\n') || line.contains("--gpu-name"), "{line}");
+        for part in
+            ["--min-free-memory", "--max-gpu-utilization", "at least one", "--exclude", "--share", "--wait"]
+        {
+            assert!(line.contains(part), "{part} in {line}");
+        }
+        assert_eq!(job("-c 2 -C 1").unwrap_err(), "--min-count 2 is more than --max-count 1");
+        assert!(job("--share 2 --no-lease").unwrap_err().contains("contradict"));
+        assert!(job("-i 0 --all-devices").unwrap_err().contains("contradict"));
+        assert!(job("--observe 0s").is_err());
+        assert!(Line::try_parse_from(["gpurun", "-c", "-1"]).is_err());
+    }
+
+    #[test]
+    fn output_forms() {
+        assert_eq!(typed("").output.separators(), (",", "\n"));
+        assert_eq!(typed("-s :").output.separators(), (":", "\n"));
+        assert_eq!(typed("--sep :").output.separators(), (":", "\n"));
+        assert_eq!(typed("--newline").output.separators(), ("\n", "\n"));
+        assert_eq!(typed("-0").output.separators(), ("\0", "\0"));
+        assert!(Line::try_parse_from(["gpurun", "-0", "--newline"]).is_err());
+    }
+}

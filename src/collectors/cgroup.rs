@@ -1,0 +1,274 @@
+//! The limits of the cgroup that gpurun runs in, version 2 or 1, ancestors included. Reads only;
+//! never creates or changes a cgroup.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::procfs::file::{Buffer, KernelFile};
+use super::procfs::parse;
+
+/// One level of the hierarchy that has a memory limit.
+#[derive(Debug)]
+struct MemoryLevel {
+    limit: PathBuf,
+    usage: KernelFile,
+    stat: KernelFile,
+    /// `inactive_file` in version 2, `total_inactive_file` in version 1.
+    inactive_label: &'static [u8],
+}
+
+/// The limit in force and what is used of it, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryBound {
+    /// The limit of the level that leaves least.
+    pub limit: u64,
+    /// Its working set: usage without the page cache that can be dropped at once.
+    pub used: u64,
+}
+
+/// The cgroup limits that bind gpurun and its children.
+#[derive(Debug, Default)]
+pub struct CgroupLimits {
+    memory: Vec<MemoryLevel>,
+    cpu: Vec<CpuLevel>,
+}
+
+#[derive(Debug)]
+enum CpuLevel {
+    /// `cpu.max` of version 2.
+    Max(PathBuf),
+    /// `cpu.cfs_quota_us` and `cpu.cfs_period_us` of version 1.
+    Quota(PathBuf, PathBuf),
+}
+
+impl CgroupLimits {
+    /// Finds the limited levels from `/proc/self/cgroup` and the mounted hierarchies.
+    ///
+    /// `proc_root` is normally `/proc`, `cgroup_root` `/sys/fs/cgroup`. A hierarchy that is not mounted
+    /// or not readable limits nothing that gpurun could tell.
+    pub fn find(proc_root: &Path, cgroup_root: &Path) -> Self {
+        let mut found = Self::default();
+        let Ok(list) = fs::read_to_string(proc_root.join("self/cgroup")) else { return found };
+        for line in list.lines() {
+            let mut parts = line.splitn(3, ':');
+            let (Some(number), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
+            else {
+                continue;
+            };
+            if number == "0" && controllers.is_empty() {
+                // Pure version 2, or its branch in the hybrid layout.
+                for root in [cgroup_root.to_owned(), cgroup_root.join("unified")] {
+                    if root.join("cgroup.procs").exists() {
+                        for level in levels(&root, path) {
+                            found.add_v2(&level);
+                        }
+                        break;
+                    }
+                }
+                continue;
+            }
+            for controller in controllers.split(',') {
+                for root in [cgroup_root.join(controller), cgroup_root.join(controllers)] {
+                    if (controller == "memory" || controller == "cpu") && root.is_dir() {
+                        for level in levels(&root, path) {
+                            found.add_v1(controller, &level);
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    fn add_v2(&mut self, level: &Path) {
+        if read_number(&level.join("memory.max")).is_some() {
+            self.add_memory(level, "memory.max", "memory.current", b"inactive_file ");
+        }
+        let cpu = level.join("cpu.max");
+        if fs::read_to_string(&cpu).is_ok_and(|text| quota_of_max(&text).is_some()) {
+            self.cpu.push(CpuLevel::Max(cpu));
+        }
+    }
+
+    fn add_v1(&mut self, controller: &str, level: &Path) {
+        if controller == "memory" {
+            if read_number(&level.join("memory.limit_in_bytes")).is_some_and(is_limit) {
+                self.add_memory(
+                    level,
+                    "memory.limit_in_bytes",
+                    "memory.usage_in_bytes",
+                    b"total_inactive_file ",
+                );
+            }
+            return;
+        }
+        let (quota, period) = (level.join("cpu.cfs_quota_us"), level.join("cpu.cfs_period_us"));
+        if read_number(&quota).is_some() {
+            self.cpu.push(CpuLevel::Quota(quota, period));
+        }
+    }
+
+    fn add_memory(&mut self, level: &Path, limit: &str, usage: &str, inactive_label: &'static [u8]) {
+        let (Ok(usage), Ok(stat)) =
+            (KernelFile::open(&level.join(usage)), KernelFile::open(&level.join("memory.stat")))
+        else {
+            return;
+        };
+        self.memory.push(MemoryLevel { limit: level.join(limit), usage, stat, inactive_label });
+    }
+
+    /// Cores that may be used; `None` where nothing limits them.
+    ///
+    /// Opens files: not for every sample.
+    pub fn cpu_limit(&self) -> Option<f64> {
+        self.cpu
+            .iter()
+            .filter_map(|level| match level {
+                CpuLevel::Max(path) => quota_of_max(&fs::read_to_string(path).ok()?),
+                CpuLevel::Quota(quota, period) => {
+                    let (quota, period) = (read_number(quota)?, read_number(period)?);
+                    (period > 0).then(|| quota as f64 / period as f64)
+                }
+            })
+            .reduce(f64::min)
+    }
+
+    /// The smallest memory limit in bytes; `None` where nothing limits it.
+    ///
+    /// Opens files: not for every sample.
+    pub fn memory_limit(&self) -> Option<u64> {
+        self.memory.iter().filter_map(|level| read_number(&level.limit).filter(|n| is_limit(*n))).min()
+    }
+
+    /// The limit of each limited level, for [`memory_bound`](Self::memory_bound).
+    ///
+    /// Opens files: not for every sample.
+    pub fn refresh_limits(&self, limits: &mut Vec<Option<u64>>) {
+        limits.clear();
+        limits.extend(self.memory.iter().map(|level| read_number(&level.limit).filter(|n| is_limit(*n))));
+    }
+
+    /// The level that leaves least, with its working set; `None` where nothing limits the memory.
+    pub fn memory_bound(&self, limits: &[Option<u64>], buffer: &mut Buffer) -> Option<MemoryBound> {
+        let mut tightest: Option<MemoryBound> = None;
+        for (level, limit) in self.memory.iter().zip(limits) {
+            let Some(limit) = *limit else { continue };
+            let usage = level.usage.read(buffer).ok().and_then(first_number);
+            let inactive =
+                level.stat.read(buffer).ok().and_then(|text| parse::labelled(text, level.inactive_label));
+            let (Some(usage), Some(inactive)) = (usage, inactive) else { continue };
+            let bound = MemoryBound { limit, used: usage.saturating_sub(inactive) };
+            let left = |b: MemoryBound| b.limit.saturating_sub(b.used);
+            if tightest.is_none_or(|t| left(bound) < left(t)) {
+                tightest = Some(bound);
+            }
+        }
+        tightest
+    }
+}
+
+/// The directories of a cgroup and its ancestors, innermost first. Inside a container the path of
+/// `/proc/self/cgroup` may be the host's: then only the mount's own root is there.
+fn levels(root: &Path, path: &str) -> Vec<PathBuf> {
+    let relative = path.trim_start_matches('/');
+    let mut all = Vec::new();
+    let inside = !relative.split('/').any(|part| part == "..");
+    if inside && root.join(relative).is_dir() {
+        let mut at = Path::new(relative);
+        while !at.as_os_str().is_empty() {
+            all.push(root.join(at));
+            at = at.parent().unwrap_or(Path::new(""));
+        }
+    }
+    all.push(root.to_owned());
+    all
+}
+
+fn first_number(text: &[u8]) -> Option<u64> {
+    parse::number(parse::words(text).next()?)
+}
+
+/// A number alone in a file; `max` and negative numbers are `None`.
+fn read_number(path: &Path) -> Option<u64> {
+    first_number(&fs::read(path).ok()?)
+}
+
+/// Version 1 writes "no limit" as the largest page-aligned number.
+fn is_limit(bytes: u64) -> bool {
+    bytes < 1 << 60
+}
+
+/// Cores of `cpu.max`: `200000 100000` is 2, `max 100000` is none.
+fn quota_of_max(text: &str) -> Option<f64> {
+    let mut words = text.split_ascii_whitespace();
+    let quota: f64 = words.next()?.parse().ok()?;
+    let period: f64 = words.next()?.parse().ok()?;
+    (period > 0.0).then_some(quota / period)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(path: PathBuf, text: &str) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn version_2_takes_the_level_that_leaves_least() {
+        let dir = tempfile::tempdir().unwrap();
+        let (proc_root, cgroup) = (dir.path().join("proc"), dir.path().join("cgroup"));
+        write(proc_root.join("self/cgroup"), "0::/outer/leaf\n");
+        write(cgroup.join("cgroup.procs"), "");
+        write(cgroup.join("outer/memory.max"), "1000000\n");
+        write(cgroup.join("outer/memory.current"), "900000\n");
+        write(cgroup.join("outer/memory.stat"), "anon 5\ninactive_file 100000\nactive_file 7\n");
+        write(cgroup.join("outer/cpu.max"), "max 100000\n");
+        write(cgroup.join("outer/leaf/memory.max"), "500000\n");
+        write(cgroup.join("outer/leaf/memory.current"), "100000\n");
+        write(cgroup.join("outer/leaf/memory.stat"), "inactive_file 0\n");
+        write(cgroup.join("outer/leaf/cpu.max"), "150000 100000\n");
+        let limits = CgroupLimits::find(&proc_root, &cgroup);
+        let mut levels = Vec::new();
+        limits.refresh_limits(&mut levels);
+        assert_eq!(limits.cpu_limit(), Some(1.5));
+        assert_eq!(limits.memory_limit(), Some(500_000));
+        let bound = limits.memory_bound(&levels, &mut Buffer::default());
+        assert_eq!(bound, Some(MemoryBound { limit: 1_000_000, used: 800_000 }));
+    }
+
+    #[test]
+    fn version_1_and_its_way_to_say_unlimited() {
+        let dir = tempfile::tempdir().unwrap();
+        let (proc_root, cgroup) = (dir.path().join("proc"), dir.path().join("cgroup"));
+        write(proc_root.join("self/cgroup"), "4:memory:/box\n2:cpu,cpuacct:/\n0::/\n");
+        write(cgroup.join("memory/memory.limit_in_bytes"), "9223372036854771712\n");
+        write(cgroup.join("memory/box/memory.limit_in_bytes"), "4096000\n");
+        write(cgroup.join("memory/box/memory.usage_in_bytes"), "2048000\n");
+        write(cgroup.join("memory/box/memory.stat"), "inactive_file 1\ntotal_inactive_file 48000\n");
+        write(cgroup.join("cpu,cpuacct/cpu.cfs_quota_us"), "-1\n");
+        write(cgroup.join("cpu,cpuacct/cpu.cfs_period_us"), "100000\n");
+        let limits = CgroupLimits::find(&proc_root, &cgroup);
+        let mut levels = Vec::new();
+        limits.refresh_limits(&mut levels);
+        assert_eq!(limits.cpu_limit(), None);
+        assert_eq!(
+            limits.memory_bound(&levels, &mut Buffer::default()),
+            Some(MemoryBound { limit: 4_096_000, used: 2_000_000 })
+        );
+    }
+
+    #[test]
+    fn a_host_path_seen_from_a_container_falls_back_to_the_mount() {
+        let dir = tempfile::tempdir().unwrap();
+        let (proc_root, cgroup) = (dir.path().join("proc"), dir.path().join("cgroup"));
+        write(proc_root.join("self/cgroup"), "0::/../../docker/abc\n");
+        write(cgroup.join("cgroup.procs"), "");
+        write(cgroup.join("cpu.max"), "50000 100000\n");
+        assert_eq!(CgroupLimits::find(&proc_root, &cgroup).cpu_limit(), Some(0.5));
+        let nothing = CgroupLimits::find(&dir.path().join("no"), &cgroup);
+        assert_eq!((nothing.cpu_limit(), nothing.memory_limit()), (None, None));
+    }
+}

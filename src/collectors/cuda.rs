@@ -1,0 +1,125 @@
+//! CUDA's own order of devices, asked from libcuda. Only ever run in a short-lived child: `cuInit` starts
+//! threads, takes its time and leaves state behind. Creates no context and no memory on a device.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::fmt::Write as _;
+
+use crate::model::id::GpuUuid;
+
+/// Why the order is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaError {
+    /// No `libcuda.so.1`.
+    #[error("libcuda.so.1 cannot be loaded: {0}")]
+    NoLibrary(String),
+    /// A function is missing.
+    #[error("libcuda.so.1 has no {0}")]
+    NoSymbol(&'static str),
+    /// A call failed.
+    #[error("{call} failed with CUDA error {code}")]
+    Call {
+        /// Its name.
+        call: &'static str,
+        /// The `CUresult`.
+        code: c_int,
+    },
+}
+
+type Init = unsafe extern "C" fn(c_uint) -> c_int;
+type GetCount = unsafe extern "C" fn(*mut c_int) -> c_int;
+type Get = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
+type GetUuid = unsafe extern "C" fn(*mut [u8; 16], c_int) -> c_int;
+
+/// The UUIDs of the physical GPUs in the order in which CUDA counts them in this process's environment.
+///
+/// # Errors
+/// No libcuda, or it cannot initialise.
+pub fn device_order() -> Result<Vec<GpuUuid>, CudaError> {
+    // SAFETY: a plain dlopen of a terminated name; the library is never closed.
+    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if library.is_null() {
+        return Err(CudaError::NoLibrary(last_loader_error()));
+    }
+    // SAFETY: the driver API fixes these signatures for these names.
+    let (init, count, get, uuid) = unsafe {
+        (
+            std::mem::transmute::<*mut c_void, Init>(symbol(library, c"cuInit", "cuInit")?),
+            std::mem::transmute::<*mut c_void, GetCount>(symbol(
+                library,
+                c"cuDeviceGetCount",
+                "cuDeviceGetCount",
+            )?),
+            std::mem::transmute::<*mut c_void, Get>(symbol(library, c"cuDeviceGet", "cuDeviceGet")?),
+            std::mem::transmute::<*mut c_void, GetUuid>(symbol(
+                library,
+                c"cuDeviceGetUuid",
+                "cuDeviceGetUuid",
+            )?),
+        )
+    };
+    // SAFETY: flags must be 0.
+    checked("cuInit", unsafe { init(0) })?;
+    let mut devices: c_int = 0;
+    // SAFETY: writes one int.
+    checked("cuDeviceGetCount", unsafe { count(&mut devices) })?;
+    let mut order = Vec::new();
+    for ordinal in 0..devices {
+        let mut device: c_int = 0;
+        // SAFETY: writes one int.
+        checked("cuDeviceGet", unsafe { get(&mut device, ordinal) })?;
+        let mut bytes = [0_u8; 16];
+        // SAFETY: writes the sixteen bytes of a CUuuid.
+        checked("cuDeviceGetUuid", unsafe { uuid(&mut bytes, device) })?;
+        order.push(format_uuid(&bytes));
+    }
+    Ok(order)
+}
+
+/// Looks a function up.
+fn symbol(library: *mut c_void, name: &CStr, shown: &'static str) -> Result<*mut c_void, CudaError> {
+    // SAFETY: the handle is open and the name terminated.
+    let address = unsafe { libc::dlsym(library, name.as_ptr()) };
+    if address.is_null() { Err(CudaError::NoSymbol(shown)) } else { Ok(address) }
+}
+
+/// The loader's words for its last failure.
+fn last_loader_error() -> String {
+    // SAFETY: dlerror returns null or a terminated string that lives until the next loader call of this thread.
+    let text: *const c_char = unsafe { libc::dlerror() };
+    if text.is_null() {
+        return "no reason given".to_owned();
+    }
+    // SAFETY: not null, as just checked.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// Turns a `CUresult` into an error.
+fn checked(call: &'static str, code: c_int) -> Result<(), CudaError> {
+    if code == 0 { Ok(()) } else { Err(CudaError::Call { call, code }) }
+}
+
+/// `GPU-8-4-4-4-12`, as NVML prints it.
+fn format_uuid(bytes: &[u8; 16]) -> GpuUuid {
+    let mut text = String::from("GPU");
+    for (index, byte) in bytes.iter().enumerate() {
+        if matches!(index, 0 | 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        let _ = write!(text, "{byte:02x}");
+    }
+    GpuUuid::new(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_read_as_nvml_prints_them() {
+        let mut bytes = [0_u8; 16];
+        for (byte, value) in bytes.iter_mut().zip(0x10_u8..) {
+            *byte = value;
+        }
+        assert_eq!(format_uuid(&bytes).as_str(), "GPU-10111213-1415-1617-1819-1a1b1c1d1e1f");
+    }
+}

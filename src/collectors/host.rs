@@ -1,0 +1,379 @@
+//! Host values from `/proc` and the own cgroup: kept descriptors, one read each. Gives readings by
+//! metric; never knows series, never computes a rate.
+
+use std::path::Path;
+
+use super::cgroup::CgroupLimits;
+use super::procfs::file::{Buffer, KernelFile};
+use super::procfs::parse;
+use crate::model::metric::MetricId;
+use crate::model::reading::Reading;
+
+const GIB: f64 = (1u64 << 30) as f64;
+const MIB: f64 = (1u64 << 20) as f64;
+const SECTOR: f64 = 512.0;
+
+/// Cgroup limits are read again after this many samples: they can be changed under a running job.
+const LIMITS_EVERY: u64 = 30;
+
+/// Running totals of named counters. An entry that appears or starts anew adds only what it counts
+/// from then on, and one that disappears takes nothing away, so the sum never falls.
+#[derive(Debug, Default)]
+struct Totals {
+    entries: Vec<Entry>,
+    sums: [u64; 2],
+    pass: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: Box<[u8]>,
+    last: [u64; 2],
+    pass: u64,
+}
+
+impl Totals {
+    fn begin(&mut self) {
+        self.pass += 1;
+    }
+
+    fn add(&mut self, name: &[u8], now: [u64; 2]) {
+        match self.entries.iter_mut().find(|entry| *entry.name == *name) {
+            Some(entry) => {
+                for side in 0..2 {
+                    // A smaller number is a device that was taken away and came back.
+                    let step = now[side].checked_sub(entry.last[side]).unwrap_or(now[side]);
+                    self.sums[side] = self.sums[side].saturating_add(step);
+                }
+                entry.last = now;
+                entry.pass = self.pass;
+            }
+            None => self.entries.push(Entry { name: name.into(), last: now, pass: self.pass }),
+        }
+    }
+
+    fn end(&mut self) {
+        let pass = self.pass;
+        self.entries.retain(|entry| entry.pass == pass);
+    }
+}
+
+/// The reader of the host's values.
+#[derive(Debug)]
+pub struct HostReader {
+    buffer: Buffer,
+    stat: Option<KernelFile>,
+    meminfo: Option<KernelFile>,
+    loadavg: Option<KernelFile>,
+    diskstats: Option<KernelFile>,
+    net_dev: Option<KernelFile>,
+    pressure: [Option<KernelFile>; 3],
+    cgroup: CgroupLimits,
+    memory_limits: Vec<Option<u64>>,
+    cpu_limit: Option<f64>,
+    memory_limit: Option<u64>,
+    passes: u64,
+    ticks_per_second: f64,
+    last_busy: Option<u64>,
+    busy_percent_seconds: f64,
+    disks: Totals,
+    disk_names: Vec<Box<[u8]>>,
+    networks: Totals,
+    memory_total: Option<u64>,
+}
+
+/// The pressure metrics and the files they come from.
+const PRESSURES: [(MetricId, &str); 3] = [
+    (MetricId::HostCpuPressure, "pressure/cpu"),
+    (MetricId::HostMemoryPressure, "pressure/memory"),
+    (MetricId::HostIoPressure, "pressure/io"),
+];
+
+impl HostReader {
+    /// Opens what there is. `proc_root` is normally `/proc`, `cgroup_root` `/sys/fs/cgroup`;
+    /// `ticks_per_second` is `sysconf(_SC_CLK_TCK)`.
+    pub fn new(proc_root: &Path, cgroup_root: &Path, ticks_per_second: f64) -> Self {
+        let open = |name: &str| KernelFile::open(&proc_root.join(name)).ok();
+        let cgroup = CgroupLimits::find(proc_root, cgroup_root);
+        let mut buffer = Buffer::default();
+        // With psi=0 on the kernel's command line the file opens and every read fails.
+        let pressure = PRESSURES.map(|(_, name)| {
+            open(name).filter(|file| file.read(&mut buffer).is_ok_and(|text| !text.is_empty()))
+        });
+        let mut reader = Self {
+            buffer,
+            stat: open("stat"),
+            meminfo: open("meminfo"),
+            loadavg: open("loadavg"),
+            diskstats: open("diskstats"),
+            // Not `net/dev`: `net` is a link to `self/net`, which another root need not have.
+            net_dev: open("self/net/dev").or_else(|| open("net/dev")),
+            pressure,
+            cpu_limit: cgroup.cpu_limit(),
+            memory_limit: cgroup.memory_limit(),
+            cgroup,
+            memory_limits: Vec::new(),
+            passes: 0,
+            ticks_per_second,
+            last_busy: None,
+            busy_percent_seconds: 0.0,
+            disks: Totals::default(),
+            disk_names: Vec::new(),
+            networks: Totals::default(),
+            memory_total: None,
+        };
+        reader.cgroup.refresh_limits(&mut reader.memory_limits);
+        reader.memory_total = reader
+            .meminfo
+            .as_ref()
+            .and_then(|file| parse::meminfo(file.read(&mut reader.buffer).ok()?))
+            .map(|m| m.total);
+        reader
+    }
+
+    /// Whether the kernel offers the metric at all; no series is made for one that it does not.
+    pub fn offers(&self, metric: MetricId) -> bool {
+        match PRESSURES.iter().position(|(id, _)| *id == metric) {
+            Some(place) => self.pressure[place].is_some(),
+            None => match metric {
+                MetricId::HostCgroupCpuLimit => self.cpu_limit.is_some(),
+                MetricId::HostCgroupMemoryLimit => self.memory_limit.is_some(),
+                _ => true,
+            },
+        }
+    }
+
+    /// Total memory of the host in bytes, as last read.
+    pub fn memory_total(&self) -> Option<u64> {
+        self.memory_total
+    }
+
+    /// Reads everything that `wants` asks for and hands each reading to `give`.
+    pub fn read(&mut self, wants: impl Fn(MetricId) -> bool, mut give: impl FnMut(MetricId, Reading)) {
+        use MetricId as M;
+        let any = |ids: &[MetricId]| ids.iter().any(|id| wants(*id));
+        if wants(M::HostCpuPercent) {
+            give(M::HostCpuPercent, reading(self.cpu()));
+        }
+        let memory = [M::HostMemoryPercent, M::HostMemoryUsed, M::HostMemoryAvailable, M::HostSwapPercent];
+        if any(&memory) || any(&[M::ProcessMemoryPercent]) {
+            let values = self.memory();
+            for (id, value) in memory.into_iter().zip(values) {
+                give(id, reading(value));
+            }
+        }
+        let loads = [M::HostLoadAverage1m, M::HostLoadAverage5m, M::HostLoadAverage15m];
+        if any(&loads) {
+            let values =
+                self.loadavg.as_ref().and_then(|file| parse::loadavg(file.read(&mut self.buffer).ok()?));
+            for (place, id) in loads.into_iter().enumerate() {
+                give(id, reading(values.map(|v| v[place])));
+            }
+        }
+        if any(&[M::HostDiskRead, M::HostDiskWrite]) {
+            let sums = self.disk();
+            give(M::HostDiskRead, reading(sums.map(|s| s[0] as f64 * SECTOR / MIB)));
+            give(M::HostDiskWrite, reading(sums.map(|s| s[1] as f64 * SECTOR / MIB)));
+        }
+        if any(&[M::HostNetRx, M::HostNetTx]) {
+            let sums = self.network();
+            give(M::HostNetRx, reading(sums.map(|s| s[0] as f64 / MIB)));
+            give(M::HostNetTx, reading(sums.map(|s| s[1] as f64 / MIB)));
+        }
+        for (place, (id, _)) in PRESSURES.iter().enumerate() {
+            if wants(*id) {
+                let total = self.pressure[place]
+                    .as_ref()
+                    .and_then(|file| parse::pressure_some(file.read(&mut self.buffer).ok()?));
+                give(*id, reading(total.map(|micros| micros as f64 / 1e6 * 100.0)));
+            }
+        }
+        self.passes += 1;
+        if self.passes.is_multiple_of(LIMITS_EVERY)
+            && (self.cpu_limit.is_some() || self.memory_limit.is_some())
+        {
+            self.cpu_limit = self.cgroup.cpu_limit();
+            self.memory_limit = self.cgroup.memory_limit();
+            self.cgroup.refresh_limits(&mut self.memory_limits);
+        }
+        if wants(M::HostCgroupCpuLimit) {
+            give(M::HostCgroupCpuLimit, reading(self.cpu_limit));
+        }
+        if wants(M::HostCgroupMemoryLimit) {
+            give(M::HostCgroupMemoryLimit, reading(self.memory_limit.map(|bytes| bytes as f64 / GIB)));
+        }
+    }
+
+    /// Busy time as percent x seconds of the whole machine, since the first read.
+    fn cpu(&mut self) -> Option<f64> {
+        let times = parse::cpu_times(self.stat.as_ref()?.read(&mut self.buffer).ok()?)?;
+        // Steps, not the kernel's total: the number of CPUs may change, and the kernel's own sum can
+        // fall a little when one of them goes away.
+        let step = times.busy.saturating_sub(self.last_busy.unwrap_or(times.busy));
+        self.last_busy = Some(times.busy);
+        self.busy_percent_seconds += 100.0 * step as f64 / self.ticks_per_second / f64::from(times.cpus);
+        Some(self.busy_percent_seconds)
+    }
+
+    /// Percent, used GiB, available GiB, swap percent.
+    fn memory(&mut self) -> [Option<f64>; 4] {
+        let Some(info) =
+            self.meminfo.as_ref().and_then(|file| parse::meminfo(file.read(&mut self.buffer).ok()?))
+        else {
+            return [None; 4];
+        };
+        self.memory_total = Some(info.total);
+        let swap = (info.swap_total > 0)
+            .then(|| 100.0 * info.swap_total.saturating_sub(info.swap_free) as f64 / info.swap_total as f64);
+        let Some(available) = info.available else { return [None, None, None, swap] };
+        let (mut total, mut used) = (info.total, info.total.saturating_sub(available));
+        let mut left = available;
+        if let Some(bound) = self.cgroup.memory_bound(&self.memory_limits, &mut self.buffer)
+            && bound.limit < info.total
+        {
+            (total, used) = (bound.limit, bound.used);
+            left = available.min(bound.limit.saturating_sub(bound.used));
+        }
+        let percent = (total > 0).then(|| 100.0 * used as f64 / total as f64);
+        [percent, Some(used as f64 / GIB), Some(left as f64 / GIB), swap]
+    }
+
+    fn disk(&mut self) -> Option<[u64; 2]> {
+        let text = self.diskstats.as_ref()?.read(&mut self.buffer).ok()?;
+        self.disks.begin();
+        // A whole device stands before its partitions; the names kept here are the whole ones.
+        let mut known = 0;
+        for (name, read, written) in parse::diskstats(text) {
+            if parse::is_virtual_disk(name)
+                || self.disk_names[..known].iter().any(|disk| parse::is_partition_of(name, disk))
+            {
+                continue;
+            }
+            if self.disk_names.get(known).is_none_or(|kept| **kept != *name) {
+                self.disk_names.truncate(known);
+                self.disk_names.push(name.into());
+            }
+            known += 1;
+            self.disks.add(name, [read, written]);
+        }
+        self.disk_names.truncate(known);
+        self.disks.end();
+        Some(self.disks.sums)
+    }
+
+    fn network(&mut self) -> Option<[u64; 2]> {
+        let text = self.net_dev.as_ref()?.read(&mut self.buffer).ok()?;
+        self.networks.begin();
+        for (name, received, sent) in parse::net_dev(text) {
+            if name != b"lo" {
+                self.networks.add(name, [received, sent]);
+            }
+        }
+        self.networks.end();
+        Some(self.networks.sums)
+    }
+}
+
+fn reading(value: Option<f64>) -> Reading {
+    value.map_or(Reading::Missing, Reading::Value)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::fs;
+
+    use super::*;
+
+    fn read_all(reader: &mut HostReader) -> HashMap<MetricId, Reading> {
+        let mut all = HashMap::new();
+        reader.read(|_| true, |id, reading| drop(all.insert(id, reading)));
+        all
+    }
+
+    fn write(root: &Path, name: &str, text: &str) {
+        let path = root.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn rates_come_from_steps_and_survive_what_comes_and_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let net = |eth: u64, veth: Option<u64>| {
+            let mut text = format!("h\nh\n  lo: 9 0 0 0 0 0 0 0 9 0\n eth0: {eth} 0 0 0 0 0 0 0 {eth} 0\n");
+            if let Some(v) = veth {
+                text += &format!(" veth1: {v} 0 0 0 0 0 0 0 0 0\n");
+            }
+            text
+        };
+        write(root, "stat", "cpu  100 0 0 900 0 0 0 0 0 0\ncpu0 1\ncpu1 1\nintr 0\n");
+        write(
+            root,
+            "diskstats",
+            " 8 0 sda 0 0 2048 0 0 0 4096 0\n 8 1 sda1 0 0 9999 0 0 0 9999 0\n 7 0 loop0 0 0 9 0 0 0 9 0\n",
+        );
+        write(root, "net/dev", &net(1 << 20, Some(1 << 30)));
+        let mut reader = HostReader::new(root, &root.join("none"), 100.0);
+        let first = read_all(&mut reader);
+        assert_eq!(first[&MetricId::HostNetRx], Reading::Value(0.0));
+        assert_eq!(first[&MetricId::HostMemoryUsed], Reading::Missing);
+        assert_eq!(first[&MetricId::HostSwapPercent], Reading::Missing);
+        write(root, "stat", "cpu  150 0 50 950 0 0 0 0 0 0\ncpu0 1\ncpu1 1\nintr 0\n");
+        write(root, "diskstats", " 8 0 sda 0 0 4096 0 0 0 4096 0\n 8 1 sda1 0 0 99999 0 0 0 9999 0\n");
+        write(root, "net/dev", &net(3 << 20, None));
+        let second = read_all(&mut reader);
+        // 100 busy ticks = 1 s, on two CPUs: half of them for a second.
+        assert_eq!(second[&MetricId::HostCpuPercent], Reading::Value(50.0));
+        assert_eq!(second[&MetricId::HostDiskRead], Reading::Value(1.0));
+        assert_eq!(second[&MetricId::HostDiskWrite], Reading::Value(0.0));
+        assert_eq!(second[&MetricId::HostNetRx], Reading::Value(2.0));
+        assert!(!reader.offers(MetricId::HostCpuPressure) && !reader.offers(MetricId::HostCgroupCpuLimit));
+        // The interface comes back: its history is not traffic of this second.
+        write(root, "net/dev", &net(3 << 20, Some(1 << 30)));
+        assert_eq!(read_all(&mut reader)[&MetricId::HostNetRx], Reading::Value(2.0));
+    }
+
+    #[test]
+    fn a_cgroup_bounds_the_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        write(
+            root,
+            "proc/meminfo",
+            "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\nSwapTotal: 100 kB\nSwapFree: 25 kB\n",
+        );
+        write(root, "proc/self/cgroup", "0::/\n");
+        write(root, "cg/cgroup.procs", "");
+        write(root, "cg/memory.max", &format!("{}", 4u64 << 30));
+        write(root, "cg/memory.current", &format!("{}", 3u64 << 30));
+        write(root, "cg/memory.stat", &format!("inactive_file {}\n", 1u64 << 30));
+        let mut reader = HostReader::new(&root.join("proc"), &root.join("cg"), 100.0);
+        let all = read_all(&mut reader);
+        assert_eq!(all[&MetricId::HostMemoryUsed], Reading::Value(2.0));
+        assert_eq!(all[&MetricId::HostMemoryAvailable], Reading::Value(2.0));
+        assert_eq!(all[&MetricId::HostMemoryPercent], Reading::Value(50.0));
+        assert_eq!(all[&MetricId::HostSwapPercent], Reading::Value(75.0));
+        assert_eq!(all[&MetricId::HostCgroupMemoryLimit], Reading::Value(4.0));
+        let mut host = HostReader::new(&root.join("proc"), &root.join("none"), 100.0);
+        assert_eq!(read_all(&mut host)[&MetricId::HostMemoryUsed], Reading::Value(8.0));
+    }
+
+    #[test]
+    fn this_machine_agrees_with_the_oracle() {
+        let mut reader = HostReader::new(Path::new("/proc"), Path::new("/sys/fs/cgroup"), 100.0);
+        let mut system = sysinfo::System::new().unwrap();
+        system.refresh_memory();
+        assert_eq!(reader.memory_total(), Some(system.total_memory()));
+        let all = read_all(&mut reader);
+        let load = sysinfo::System::load_average().unwrap();
+        let Reading::Value(fifteen) = all[&MetricId::HostLoadAverage15m] else { panic!("no load average") };
+        assert!((fifteen - load.fifteen).abs() < 0.5, "{fifteen} against {}", load.fifteen);
+        for id in
+            [MetricId::HostCpuPercent, MetricId::HostMemoryUsed, MetricId::HostDiskRead, MetricId::HostNetRx]
+        {
+            assert!(matches!(all[&id], Reading::Value(v) if v >= 0.0), "{id:?}: {:?}", all[&id]);
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The NVIDIA driver through NVML: opens the library, names the devices, reads one value a call.
+//!
+//! Every symbol is optional, every answer keeps its error class, and one bad GPU never spoils another. Device
+//! handles are raw and cached; whoever holds one re-acquires it after the GPU was lost or the driver reloaded.
+//! This room never keeps time, never averages, and never decides how often something is read.
+
+mod calls;
+mod error;
+mod fields;
+mod probe;
+mod processes;
+mod unified;
+
+use std::ffi::{CString, OsStr, OsString};
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use nvml_wrapper::error::NvmlError as WrapperError;
+use nvml_wrapper_sys::bindings as sys;
+
+pub use calls::{Handle, MemoryInfo, Utilization};
+pub use error::{CallResult, Fault, NvmlError};
+pub use fields::{Field, FieldNumber, FieldRequest};
+pub use processes::{ProcessBuffer, ProcessEntry, UtilizationSample};
+pub use unified::{HostMemory, HostMemorySource, meminfo};
+
+/// Where the library is looked for when no path is given, in this order. The last one is WSL's.
+pub const LIBRARY_NAMES: [&str; 3] =
+    ["libnvidia-ml.so.1", "libnvidia-ml.so", "/usr/lib/wsl/lib/libnvidia-ml.so.1"];
+
+/// The opened and initialised driver library.
+///
+/// Dropping it calls `nvmlShutdown`; the library itself stays mapped, because driver libraries leave threads and
+/// exit handlers behind that must not lose their code. Drop it only where no call can be in flight.
+pub struct Nvml {
+    wrapper: ManuallyDrop<nvml_wrapper::Nvml>,
+    library: String,
+    driver: Option<String>,
+    lists: processes::ListFunctions,
+    proc_root: PathBuf,
+    host_memory: HostMemorySource,
+    /// `nvmlDeviceGetMemoryInfo_v2` exists but fails where v1 answers.
+    memory_v1: AtomicBool,
+    /// Per kind of list, the newest version that has not been refused as such.
+    list_versions: [AtomicUsize; 3],
+}
+
+impl std::fmt::Debug for Nvml {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Nvml")
+            .field("library", &self.library)
+            .field("driver", &self.driver)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A place in the tree of devices: a physical GPU, or a MIG slice of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Leaf {
+    /// NVML index of the physical GPU.
+    pub(crate) index: u32,
+    /// The physical GPU.
+    pub(crate) parent: Handle,
+    /// The slice and its handle.
+    pub(crate) slice: Option<(u32, Handle)>,
+}
+
+/// What the driver lists.
+#[derive(Debug, Default)]
+pub(crate) struct Inventory {
+    /// Physical GPUs and slices, or the reason why an index does not answer.
+    pub(crate) leaves: Vec<Result<Leaf, (u32, Fault)>>,
+    /// GPUs in MIG mode that have no slice.
+    pub(crate) without_slices: Vec<u32>,
+}
+
+impl Nvml {
+    /// Opens the driver library and initialises it: `library` alone if given, else [`LIBRARY_NAMES`] in order.
+    ///
+    /// # Errors
+    /// Where no library can be loaded, or the driver does not answer to it. The text is one line that says what to do.
+    pub fn open(library: Option<&Path>) -> Result<Self, NvmlError> {
+        let names: Vec<OsString> = match library {
+            Some(path) => vec![path.as_os_str().to_owned()],
+            None => LIBRARY_NAMES.iter().map(OsString::from).collect(),
+        };
+        let mut first: Option<NvmlError> = None;
+        for name in &names {
+            match Self::open_one(name) {
+                Ok(nvml) => return Ok(nvml),
+                // A library that loads and fails says more than one that is not there.
+                Err(error) => match &first {
+                    Some(earlier) if !matches!(earlier, NvmlError::NoLibrary { .. }) => {}
+                    _ => first = Some(error),
+                },
+            }
+        }
+        Err(match first {
+            Some(NvmlError::NoLibrary { .. }) | None => {
+                let tried: Vec<_> = names.iter().map(|name| name.to_string_lossy()).collect();
+                NvmlError::NoLibrary { tried: tried.join(", ") }
+            }
+            Some(other) => other,
+        })
+    }
+
+    fn open_one(name: &OsStr) -> Result<Self, NvmlError> {
+        let shown = name.to_string_lossy().into_owned();
+        let wrapper = match nvml_wrapper::Nvml::builder().lib_path(name).init() {
+            Ok(wrapper) => ManuallyDrop::new(wrapper),
+            Err(error) => return Err(init_error(&shown, error)),
+        };
+        let lists = processes::ListFunctions::load(wrapper.lib());
+        let mut nvml = Self {
+            wrapper,
+            library: shown,
+            driver: None,
+            lists,
+            proc_root: PathBuf::from("/proc"),
+            host_memory: HostMemorySource::default(),
+            memory_v1: AtomicBool::new(false),
+            list_versions: [AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0)],
+        };
+        nvml.driver = nvml.read_driver_version().ok();
+        Ok(nvml)
+    }
+
+    /// Looks for the owners of processes, and for host memory unless another source is set, under this root
+    /// instead of `/proc`.
+    #[must_use]
+    pub fn with_proc_root(mut self, root: &Path) -> Self {
+        root.clone_into(&mut self.proc_root);
+        self.host_memory = HostMemorySource::proc(root);
+        self
+    }
+
+    /// Takes the budget of GPUs that share the host's memory from this source, which may know of a cgroup's limit.
+    #[must_use]
+    pub fn with_host_memory(mut self, source: HostMemorySource) -> Self {
+        self.host_memory = source;
+        self
+    }
+
+    /// The version of the driver as it was at the opening, such as `550.54.15`.
+    pub fn driver_version(&self) -> Option<&str> {
+        self.driver.as_deref()
+    }
+
+    /// The name or path under which the library was found.
+    pub fn library_name(&self) -> &str {
+        &self.library
+    }
+
+    /// GPUs in MIG mode that have no slice: they offer no device, and a user should hear why.
+    ///
+    /// # Errors
+    /// Where the driver does not even count its GPUs.
+    pub fn gpus_without_slices(&self) -> Result<Vec<u32>, NvmlError> {
+        Ok(self.inventory()?.without_slices)
+    }
+
+    /// Ends and begins the session with the driver, as after a reload. Every handle of before is void.
+    ///
+    /// # Errors
+    /// Where the driver is not back yet.
+    pub fn reinitialise(&self) -> CallResult<()> {
+        let lib = self.wrapper.lib();
+        if let Ok(shutdown) = &lib.nvmlShutdown {
+            // SAFETY: takes nothing; on a library that is not initialised it only says so.
+            unsafe { shutdown() };
+        }
+        let init = lib.nvmlInit_v2.as_ref().map_err(|_| Fault::Missing("nvmlInit_v2"))?;
+        // SAFETY: takes nothing and may be called at any time.
+        error::check(unsafe { init() })
+    }
+
+    /// The handle of the device with this UUID, of a GPU or of a slice.
+    ///
+    /// # Errors
+    /// The driver's own: a GPU that is gone is `NOT_FOUND` or `GPU_IS_LOST`.
+    pub fn handle_of(&self, uuid: &str) -> CallResult<Handle> {
+        let text =
+            CString::new(uuid).map_err(|_| Fault::Code(sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT))?;
+        self.handle_by_uuid(&text)
+    }
+
+    /// Every GPU and slice. A hole among a GPU's slices does not end the search.
+    pub(crate) fn inventory(&self) -> Result<Inventory, NvmlError> {
+        let count = self.device_count().map_err(|fault| NvmlError::call("nvmlDeviceGetCount", &fault))?;
+        let mut inventory = Inventory::default();
+        for index in 0..count {
+            let parent = match self.handle_by_index(index) {
+                Ok(parent) => parent,
+                Err(fault) => {
+                    inventory.leaves.push(Err((index, fault)));
+                    continue;
+                }
+            };
+            if !self.mig_enabled(parent) {
+                inventory.leaves.push(Ok(Leaf { index, parent, slice: None }));
+                continue;
+            }
+            let mut slices = 0_u32;
+            let mut trouble = None;
+            for place in 0..self.max_mig_devices(parent) {
+                match self.mig_handle(parent, place) {
+                    Ok(slice) => {
+                        slices += 1;
+                        inventory.leaves.push(Ok(Leaf { index, parent, slice: Some((place, slice)) }));
+                    }
+                    Err(fault) if fault.is_absence() => {}
+                    Err(fault) => trouble = Some(fault),
+                }
+            }
+            match trouble {
+                Some(fault) if slices == 0 => inventory.leaves.push(Err((index, fault))),
+                None if slices == 0 => inventory.without_slices.push(index),
+                _ => {}
+            }
+        }
+        Ok(inventory)
+    }
+
+    fn remembers_memory_v1(&self) -> bool {
+        self.memory_v1.load(Ordering::Relaxed)
+    }
+
+    fn remember_memory_v1(&self) {
+        self.memory_v1.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Nvml {
+    fn drop(&mut self) {
+        if let Ok(shutdown) = &self.wrapper.lib().nvmlShutdown {
+            // SAFETY: takes nothing. The owner of the only `Nvml` is dropping it, so no call is in flight.
+            unsafe { shutdown() };
+        }
+        // `wrapper` is left as it is: its own drop would shut down a second time and unmap the library.
+    }
+}
+
+fn init_error(library: &str, error: WrapperError) -> NvmlError {
+    let library = library.to_owned();
+    match error {
+        WrapperError::LibloadingError(error) => {
+            let detail = error.to_string();
+            if detail.contains("No such file") {
+                NvmlError::NoLibrary { tried: library }
+            } else {
+                NvmlError::BadLibrary { library, detail }
+            }
+        }
+        WrapperError::FailedToLoadSymbol(detail) => NvmlError::BadLibrary { library, detail },
+        WrapperError::DriverNotLoaded => NvmlError::NoDriver { library },
+        WrapperError::NoPermission | WrapperError::OperatingSystem => NvmlError::NoPermission { library },
+        WrapperError::LibRmVersionMismatch => NvmlError::VersionMismatch { library },
+        other => NvmlError::Init { library, detail: other.to_string() },
+    }
+}

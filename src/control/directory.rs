@@ -1,0 +1,245 @@
+//! The private directory of a socket: made so that nobody else can have prepared it, found again by
+//! `gpurun status`, swept when its gpurun was killed.
+//!
+//! `BASE/<pid>/control.sock`, where BASE is `$XDG_RUNTIME_DIR/gpurun`, else `/tmp/gpurun-<uid>`; both
+//! 0700 and ours. The socket itself is 0600.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::ControlError;
+use super::os;
+
+const SOCKET_NAME: &str = "control.sock";
+
+/// How many names beside `/tmp/gpurun-<uid>` are tried when another user sits on it.
+const SPARE_BASES: u32 = 8;
+
+/// How many directories one pid may have: one for each server of the process, and those that another
+/// PID namespace with the same `/tmp` uses.
+const SERVERS_PER_PID: u32 = 64;
+
+/// A directory younger than this is never swept: its owner may be between `bind` and `listen`.
+const SWEEP_AGE: Duration = Duration::from_secs(30);
+
+/// The directory of one server; removed, with the socket, on drop.
+#[derive(Debug)]
+pub(super) struct PrivateDirectory {
+    dir: PathBuf,
+    socket: PathBuf,
+}
+
+impl PrivateDirectory {
+    /// The socket's path.
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket
+    }
+}
+
+impl Drop for PrivateDirectory {
+    fn drop(&mut self) {
+        // Somebody may have tidied /tmp before us; there is nothing to do about either failure.
+        let _ = fs::remove_file(&self.socket);
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+/// A socket that a gpurun of ours may be listening on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundSocket {
+    /// Pid of that gpurun, from the directory's name.
+    pub pid: i32,
+    /// The socket.
+    pub path: PathBuf,
+}
+
+/// Makes a private directory and listens in it.
+pub(super) fn listen(parent: Option<&Path>) -> Result<(PrivateDirectory, UnixListener), ControlError> {
+    let bases = match parent {
+        Some(parent) => vec![parent.to_path_buf()],
+        None => bases(),
+    };
+    let mut last = None;
+    for base in bases {
+        match listen_in(&base) {
+            Ok(done) => return Ok(done),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| ControlError::Directory {
+        path: PathBuf::from("/tmp"),
+        source: io::Error::from(io::ErrorKind::NotFound),
+    }))
+}
+
+fn listen_in(base: &Path) -> Result<(PrivateDirectory, UnixListener), ControlError> {
+    ensure_private(base).map_err(|source| ControlError::Directory { path: base.to_path_buf(), source })?;
+    sweep(base);
+    let dir =
+        make_own(base).map_err(|source| ControlError::Directory { path: base.to_path_buf(), source })?;
+    let socket = dir.join(SOCKET_NAME);
+    let private = PrivateDirectory { dir, socket };
+    let listener = UnixListener::bind(&private.socket)
+        .and_then(|listener| {
+            // Nobody else can enter the 0700 directory between bind and chmod.
+            fs::set_permissions(&private.socket, fs::Permissions::from_mode(0o600))?;
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        })
+        .map_err(|source| ControlError::Listen { path: private.socket.clone(), source })?;
+    Ok((private, listener))
+}
+
+/// Where our directories may be, best first.
+fn bases() -> Vec<PathBuf> {
+    let mut bases = Vec::new();
+    if let Some(runtime) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
+        && runtime.is_absolute()
+        && fs::metadata(&runtime).is_ok_and(|meta| meta.is_dir() && meta.uid() == os::effective_uid())
+    {
+        bases.push(runtime.join("gpurun"));
+    }
+    let uid = os::effective_uid();
+    bases.push(PathBuf::from(format!("/tmp/gpurun-{uid}")));
+    bases.extend((1..SPARE_BASES).map(|n| PathBuf::from(format!("/tmp/gpurun-{uid}.{n}"))));
+    bases
+}
+
+/// Makes `dir` 0700, or accepts it if it already is a real directory of ours that only we can enter.
+fn ensure_private(dir: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error),
+    }
+    // symlink_metadata: a link that another user put there is not followed.
+    let meta = fs::symlink_metadata(dir)?;
+    if !meta.is_dir() {
+        return Err(io::Error::other("it exists and is not a directory"));
+    }
+    if meta.uid() != os::effective_uid() {
+        return Err(io::Error::other("it belongs to another user"));
+    }
+    if meta.mode() & 0o077 != 0 {
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
+    }
+    Ok(())
+}
+
+fn make_own(base: &Path) -> io::Result<PathBuf> {
+    let pid = std::process::id();
+    for n in 0..SERVERS_PER_PID {
+        let name = if n == 0 { pid.to_string() } else { format!("{pid}.{n}") };
+        let dir = base.join(name);
+        match DirBuilder::new().mode(0o700).create(&dir) {
+            Ok(()) => return Ok(dir),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::from(io::ErrorKind::AlreadyExists))
+}
+
+fn sockets_in(base: &Path) -> Vec<FoundSocket> {
+    let private = fs::symlink_metadata(base)
+        .is_ok_and(|meta| meta.is_dir() && meta.uid() == os::effective_uid() && meta.mode() & 0o077 == 0);
+    if !private {
+        return Vec::new();
+    }
+    let Ok(entries) = fs::read_dir(base) else { return Vec::new() };
+    entries
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            let name = entry.file_name().into_string().ok()?;
+            let pid = name.split('.').next()?.parse().ok()?;
+            Some(FoundSocket { pid, path: entry.path().join(SOCKET_NAME) })
+        })
+        .collect()
+}
+
+/// Every socket of a gpurun of this user, dead ones included, by pid.
+pub fn find_sockets() -> Vec<FoundSocket> {
+    let mut found: Vec<_> = bases().iter().flat_map(|base| sockets_in(base)).collect();
+    found.sort_by(|a, b| (a.pid, &a.path).cmp(&(b.pid, &b.path)));
+    found
+}
+
+/// Removes the directories of killed gpuruns: those whose socket refuses. The pid is no proof, since
+/// another PID namespace may share the directory.
+fn sweep(base: &Path) {
+    for found in sockets_in(base) {
+        let Some(dir) = found.path.parent() else { continue };
+        let old = fs::symlink_metadata(dir)
+            .and_then(|meta| meta.modified())
+            .is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age > SWEEP_AGE));
+        if !old {
+            continue;
+        }
+        let dead = match UnixStream::connect(&found.path) {
+            Ok(_) => false,
+            Err(error) => {
+                matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+            }
+        };
+        if dead {
+            let _ = fs::remove_file(&found.path);
+            let _ = fs::remove_dir(dir);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prepared_link_or_file_is_refused() {
+        let temp = tempfile::tempdir().unwrap();
+        let real = temp.path().join("real");
+        fs::create_dir(&real).unwrap();
+        let link = temp.path().join("link");
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        assert!(listen(Some(&link)).is_err());
+        let file = temp.path().join("file");
+        fs::write(&file, b"").unwrap();
+        assert!(listen(Some(&file)).is_err());
+    }
+
+    #[test]
+    fn everything_is_private_and_goes_away() {
+        let temp = tempfile::tempdir().unwrap();
+        let base = temp.path().join("base");
+        let (first, _listening) = listen(Some(&base)).unwrap();
+        let (second, _too) = listen(Some(&base)).unwrap();
+        assert_ne!(first.socket(), second.socket());
+        for path in [base.as_path(), first.socket().parent().unwrap()] {
+            assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o700);
+        }
+        assert_eq!(fs::metadata(first.socket()).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(sockets_in(&base).len(), 2);
+        drop((first, second));
+        assert!(sockets_in(&base).is_empty());
+    }
+
+    #[test]
+    fn a_loose_directory_of_ours_is_tightened() {
+        let temp = tempfile::tempdir().unwrap();
+        let base = temp.path().join("base");
+        fs::create_dir(&base).unwrap();
+        fs::set_permissions(&base, fs::Permissions::from_mode(0o777)).unwrap();
+        let _server = listen(Some(&base)).unwrap();
+        assert_eq!(fs::metadata(&base).unwrap().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_socket_is_an_error() {
+        let temp = tempfile::tempdir().unwrap();
+        let base = temp.path().join("x".repeat(120));
+        assert!(matches!(listen(Some(&base)), Err(ControlError::Listen { .. })));
+        assert!(sockets_in(&base).is_empty());
+    }
+}

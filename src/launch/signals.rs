@@ -1,0 +1,259 @@
+//! Signal sets, the hold on all signals, and reading them with their origin.
+
+use std::io::{self, Read as _};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// A set of signals 1 to 64.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SignalSet(u64);
+
+impl SignalSet {
+    /// No signal.
+    pub const EMPTY: SignalSet = SignalSet(0);
+    /// Every signal; the kernel and libc leave out those that cannot be blocked.
+    pub const ALL: SignalSet = SignalSet(u64::MAX);
+
+    /// The numbers a signal can have.
+    pub fn all_numbers() -> std::ops::RangeInclusive<i32> {
+        1..=64
+    }
+
+    /// Adds a signal; numbers that no signal has are left out.
+    pub fn insert(&mut self, signal: i32) {
+        if let Some(bit) = Self::bit(signal) {
+            self.0 |= bit;
+        }
+    }
+
+    /// Whether the signal is in the set.
+    pub fn contains(self, signal: i32) -> bool {
+        Self::bit(signal).is_some_and(|bit| self.0 & bit != 0)
+    }
+
+    fn bit(signal: i32) -> Option<u64> {
+        Self::all_numbers().contains(&signal).then(|| 1 << (signal - 1))
+    }
+
+    /// The calling thread's blocked signals.
+    pub(super) fn blocked_now() -> SignalSet {
+        Self::change_mask(libc::SIG_BLOCK, None)
+    }
+
+    /// Signals that are blocked and waiting, for this thread or the process.
+    pub(super) fn pending_now() -> SignalSet {
+        // SAFETY: `sigpending` fills a plain-data set.
+        let set = unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigpending(&mut set);
+            set
+        };
+        Self::from_libc(&set)
+    }
+
+    /// Blocks these signals for the calling thread and returns what was blocked before.
+    pub fn block(self) -> SignalSet {
+        Self::change_mask(libc::SIG_BLOCK, Some(self))
+    }
+
+    /// Lets these signals through in the calling thread.
+    pub(super) fn unblock(self) {
+        Self::change_mask(libc::SIG_UNBLOCK, Some(self));
+    }
+
+    /// Makes exactly this set the calling thread's blocked signals.
+    pub(super) fn set_as_mask(self) {
+        Self::change_mask(libc::SIG_SETMASK, Some(self));
+    }
+
+    fn change_mask(how: i32, set: Option<SignalSet>) -> SignalSet {
+        let new = set.map(SignalSet::to_libc);
+        let new_ptr = new.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: both pointers are null or point to live sets; only this thread's mask changes.
+        let old = unsafe {
+            let mut old: libc::sigset_t = std::mem::zeroed();
+            libc::pthread_sigmask(how, new_ptr, &mut old);
+            old
+        };
+        Self::from_libc(&old)
+    }
+
+    pub(super) fn to_libc(self) -> libc::sigset_t {
+        // SAFETY: `sigemptyset` initialises the set; `sigaddset` refuses numbers it does not know.
+        unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            for signal in Self::all_numbers().filter(|s| self.contains(*s)) {
+                libc::sigaddset(&mut set, signal);
+            }
+            set
+        }
+    }
+
+    fn from_libc(set: &libc::sigset_t) -> SignalSet {
+        let mut ours = SignalSet::EMPTY;
+        for signal in Self::all_numbers() {
+            // SAFETY: `set` is initialised; unknown numbers answer -1.
+            if unsafe { libc::sigismember(set, signal) } == 1 {
+                ours.insert(signal);
+            }
+        }
+        ours
+    }
+}
+
+/// All signals of the process are held back and read one by one.
+///
+/// Made in `main` before any thread starts, so that every thread inherits the mask and no thread but the
+/// main one ever receives a signal. Also opens the descriptor to read them from while there are
+/// descriptors to be had.
+#[derive(Debug)]
+pub struct SignalHold {
+    fd: OwnedFd,
+}
+
+impl SignalHold {
+    /// Blocks every signal in the calling thread.
+    ///
+    /// # Errors
+    /// Fails when no descriptor can be opened for reading them; the mask is then as before.
+    pub fn new() -> io::Result<SignalHold> {
+        let before = SignalSet::ALL.block();
+        let set = SignalSet::ALL.to_libc();
+        // SAFETY: a new signalfd for a live set; the result is checked before it is owned.
+        let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if fd == -1 {
+            let error = io::Error::last_os_error();
+            before.set_as_mask();
+            return Err(error);
+        }
+        // Children must leave a zombie to be asked; a parent that ignores SIGCHLD would take that away.
+        // The job gets the inherited disposition back.
+        set_default(libc::SIGCHLD);
+        // SAFETY: `fd` was just opened and nobody else owns it.
+        Ok(SignalHold { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+    }
+
+    /// Runs `wait` with signals acting as on any program, for the time before there is a job: Ctrl-C and
+    /// TERM end gpurun, Ctrl-Z stops it.
+    ///
+    /// They act through a thread made for it, and only that one has them unblocked. The calling thread and
+    /// whatever threads `wait` starts (a driver's, a reader's that stays) keep them held, so that none of
+    /// those can take a signal away from the job later.
+    pub fn released<T>(&self, wait: impl FnOnce() -> T) -> T {
+        let Ok((mut end, stop)) = io::pipe() else {
+            return wait();
+        };
+        let receiver = std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+            super::inherited().blocked.set_as_mask();
+            // Ends with the other side of the pipe; nothing is ever written to it.
+            let mut nothing = [0];
+            while end.read(&mut nothing).is_err_and(|e| e.kind() == io::ErrorKind::Interrupted) {}
+        });
+        let result = wait();
+        drop(stop);
+        if let Ok(receiver) = receiver {
+            // It cannot panic, and a signal it could not be made for is still held for the job.
+            let _ = receiver.join();
+        }
+        result
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// The next signal that waits, if any.
+    pub(super) fn read(&self) -> Option<libc::signalfd_siginfo> {
+        // SAFETY: the kernel fills exactly one structure of plain data or returns an error.
+        unsafe {
+            let mut info: libc::signalfd_siginfo = std::mem::zeroed();
+            let size = std::mem::size_of_val(&info);
+            let got = libc::read(self.fd.as_raw_fd(), (&raw mut info).cast(), size);
+            (usize::try_from(got) == Ok(size)).then_some(info)
+        }
+    }
+}
+
+/// Gives a signal its default action.
+pub(super) fn set_default(signal: i32) -> bool {
+    set_disposition(signal, libc::SIG_DFL)
+}
+
+/// Sets `SIG_DFL` or `SIG_IGN`. Async-signal-safe: used between fork and exec.
+pub(super) fn set_disposition(signal: i32, action: libc::sighandler_t) -> bool {
+    // SAFETY: the action is SIG_DFL or SIG_IGN in a zeroed structure (no flags, empty mask), so no handler
+    // of ours ever runs.
+    unsafe {
+        let mut new: libc::sigaction = std::mem::zeroed();
+        new.sa_sigaction = action;
+        libc::sigaction(signal, &new, std::ptr::null_mut()) == 0
+    }
+}
+
+/// The usual name: `SIGTERM`, `SIGRTMIN+3`, or `signal 32` for a number without one.
+pub fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGILL => "SIGILL",
+        libc::SIGTRAP => "SIGTRAP",
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGFPE => "SIGFPE",
+        libc::SIGKILL => "SIGKILL",
+        libc::SIGUSR1 => "SIGUSR1",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGUSR2 => "SIGUSR2",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGALRM => "SIGALRM",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGSTKFLT => "SIGSTKFLT",
+        libc::SIGCHLD => "SIGCHLD",
+        libc::SIGCONT => "SIGCONT",
+        libc::SIGSTOP => "SIGSTOP",
+        libc::SIGTSTP => "SIGTSTP",
+        libc::SIGTTIN => "SIGTTIN",
+        libc::SIGTTOU => "SIGTTOU",
+        libc::SIGURG => "SIGURG",
+        libc::SIGXCPU => "SIGXCPU",
+        libc::SIGXFSZ => "SIGXFSZ",
+        libc::SIGVTALRM => "SIGVTALRM",
+        libc::SIGPROF => "SIGPROF",
+        libc::SIGWINCH => "SIGWINCH",
+        libc::SIGIO => "SIGIO",
+        libc::SIGPWR => "SIGPWR",
+        libc::SIGSYS => "SIGSYS",
+        n if n >= libc::SIGRTMIN() && n <= libc::SIGRTMAX() => {
+            return format!("SIGRTMIN+{}", n - libc::SIGRTMIN());
+        }
+        n => return format!("signal {n}"),
+    };
+    name.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_hold_what_was_put_in() {
+        let mut set = SignalSet::EMPTY;
+        for bad in [0, 65, -1] {
+            set.insert(bad);
+        }
+        assert_eq!(set, SignalSet::EMPTY);
+        for signal in [1, 15, 31, 34, 64] {
+            set.insert(signal);
+            assert!(set.contains(signal));
+        }
+        assert_eq!(SignalSet::from_libc(&set.to_libc()), set);
+    }
+
+    #[test]
+    fn names() {
+        assert_eq!(signal_name(libc::SIGTERM), "SIGTERM");
+        assert_eq!(signal_name(libc::SIGRTMIN() + 2), "SIGRTMIN+2");
+        assert_eq!(signal_name(32), "signal 32");
+    }
+}

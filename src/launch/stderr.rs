@@ -1,0 +1,153 @@
+//! gpurun's own words on stderr, which it shares with the job: they must never make gpurun wait.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+
+/// Writes to stderr without ever waiting for a reader; what does not fit is dropped and counted.
+///
+/// The open file is shared with the job, so it cannot be made non-blocking; a pipe or terminal is opened
+/// once more for gpurun alone. Every signal is blocked in gpurun, SIGTTOU among them, so a background
+/// gpurun is not stopped for writing to its terminal.
+#[derive(Debug)]
+pub struct NonBlockingStderr {
+    own: Option<File>,
+    fd: RawFd,
+    is_socket: bool,
+    piece: usize,
+    closed: bool,
+    dropped: u64,
+}
+
+impl NonBlockingStderr {
+    /// Opens it. A stderr that was closed at entry swallows everything.
+    pub fn new() -> NonBlockingStderr {
+        Self::of(2, super::inherited().closed_stdio[2])
+    }
+
+    fn of(fd: RawFd, closed: bool) -> NonBlockingStderr {
+        let path = format!("/proc/self/fd/{fd}");
+        let kind = std::fs::metadata(&path).map(|m| m.file_type()).ok();
+        let is_socket = kind.is_some_and(|k| k.is_socket());
+        // SAFETY: asks whether a descriptor is a terminal.
+        let is_terminal = unsafe { libc::isatty(fd) } == 1;
+        let again = kind.is_some_and(|k| k.is_fifo()) || is_terminal;
+        let own = again.then(|| {
+            OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(&path).ok()
+        });
+        let own = own.flatten();
+        let fd = own.as_ref().map_or(fd, AsRawFd::as_raw_fd);
+        // A pipe that is writable takes PIPE_BUF bytes at once; a terminal may have less room.
+        let piece = if is_terminal { 256 } else { libc::PIPE_BUF };
+        NonBlockingStderr { own, fd, is_socket, piece, closed, dropped: 0 }
+    }
+
+    /// Bytes that nobody could take.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Writes a piece if that needs no waiting.
+    fn put(&self, piece: &[u8]) -> Option<usize> {
+        let mut poll = libc::pollfd { fd: self.fd, events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one live pollfd; then a write of a live buffer to a descriptor that takes it now.
+        let wrote = unsafe {
+            if libc::poll(&mut poll, 1, 0) != 1 || poll.revents & libc::POLLOUT == 0 {
+                return None;
+            }
+            if self.is_socket {
+                let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+                libc::send(self.fd, piece.as_ptr().cast(), piece.len(), flags)
+            } else {
+                libc::write(self.fd, piece.as_ptr().cast(), piece.len())
+            }
+        };
+        usize::try_from(wrote).ok().filter(|n| *n > 0)
+    }
+
+    /// Whether gpurun has its own open file here, so that even a race for the last room cannot block.
+    pub fn has_own_file(&self) -> bool {
+        self.own.is_some()
+    }
+}
+
+impl Default for NonBlockingStderr {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Write for NonBlockingStderr {
+    /// Always takes everything: what cannot be written now is dropped.
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let mut rest = if self.closed { &[] } else { buffer };
+        while !rest.is_empty() {
+            let piece = rest.get(..self.piece).unwrap_or(rest);
+            match self.put(piece) {
+                Some(n) => rest = rest.get(n..).unwrap_or_default(),
+                None => {
+                    self.dropped += rest.len() as u64;
+                    break;
+                }
+            }
+        }
+        Ok(buffer.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn a_full_pipe_is_not_waited_for() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let mut out = NonBlockingStderr::of(writer.as_raw_fd(), false);
+        assert!(out.has_own_file());
+        let line = [b'x'; 1000];
+        for _ in 0..200 {
+            out.write_all(&line).unwrap();
+        }
+        let dropped = out.dropped();
+        assert!(dropped >= 200_000 - 65_536, "{dropped}");
+        // The job's own end still blocks: the shared description was not touched.
+        // SAFETY: reads the flags of a live descriptor.
+        let flags = unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_GETFL) };
+        assert_eq!(flags & libc::O_NONBLOCK, 0);
+        drop((out, writer));
+        let mut got = Vec::new();
+        reader.read_to_end(&mut got).unwrap();
+        assert_eq!(got.len() as u64 + dropped, 200_000);
+    }
+
+    #[test]
+    fn a_pipe_without_a_reader_and_a_closed_stderr_swallow() {
+        let (reader, writer) = io::pipe().unwrap();
+        drop(reader);
+        let mut out = NonBlockingStderr::of(writer.as_raw_fd(), false);
+        out.write_all(b"hello").unwrap();
+        assert_eq!(out.dropped(), 5);
+        let mut closed = NonBlockingStderr::of(writer.as_raw_fd(), true);
+        closed.write_all(b"hello").unwrap();
+        assert_eq!(closed.dropped(), 0);
+    }
+
+    #[test]
+    fn files_and_sockets_get_everything() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        NonBlockingStderr::of(file.as_file().as_raw_fd(), false).write_all(&[b'y'; 10_000]).unwrap();
+        assert_eq!(std::fs::metadata(file.path()).unwrap().len(), 10_000);
+        let (one, mut other) = std::os::unix::net::UnixStream::pair().unwrap();
+        NonBlockingStderr::of(one.as_raw_fd(), false).write_all(b"socket").unwrap();
+        drop(one);
+        let mut got = String::new();
+        other.read_to_string(&mut got).unwrap();
+        assert_eq!(got, "socket");
+    }
+}

@@ -1,0 +1,98 @@
+//! What is read of the GPUs, and how often.
+
+use std::time::Duration;
+
+use crate::model::metric::{MetricId, Scope, Tier};
+
+/// A set of metrics, one bit each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct MetricSet(u128);
+
+const _: () = assert!(MetricId::ALL.len() <= 128, "a set has one bit a metric");
+
+impl MetricSet {
+    pub(super) fn of(metrics: impl IntoIterator<Item = MetricId>) -> Self {
+        metrics.into_iter().fold(Self::default(), |set, id| Self(set.0 | bit(id)))
+    }
+
+    pub(super) fn has(self, id: MetricId) -> bool {
+        self.0 & bit(id) != 0
+    }
+
+    pub(super) fn insert(&mut self, id: MetricId) {
+        self.0 |= bit(id);
+    }
+
+    pub(super) fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    pub(super) fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    pub(super) fn iter(self) -> impl Iterator<Item = MetricId> {
+        MetricId::ALL.iter().copied().filter(move |id| self.has(*id))
+    }
+}
+
+fn bit(id: MetricId) -> u128 {
+    1 << (id as u32)
+}
+
+/// What the reader reads and at which paces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuSettings {
+    /// The metrics of the `gpu` scope that are wanted; others are ignored.
+    pub metrics: Vec<MetricId>,
+    /// Whether process lists and process utilisation are read at all.
+    pub processes: bool,
+    /// Time between frames.
+    pub interval: Duration,
+    /// Least time between reads of metrics of the dear tier.
+    pub dear_every: Duration,
+    /// Least time between reads of the process lists.
+    pub processes_every: Duration,
+    /// Least time between attempts to find a lost GPU or driver again.
+    pub retry_every: Duration,
+}
+
+impl GpuSettings {
+    /// These metrics of each device at this interval, dear ones every five seconds or every frame, whichever is
+    /// slower, process lists every two.
+    pub fn new(metrics: Vec<MetricId>, interval: Duration) -> Self {
+        Self {
+            metrics,
+            processes: true,
+            interval,
+            dear_every: interval.max(Duration::from_secs(5)),
+            processes_every: interval.max(Duration::from_secs(2)),
+            retry_every: interval.max(Duration::from_secs(5)),
+        }
+    }
+
+    /// The time between reads of a metric: what its series expects.
+    pub fn pace(&self, metric: MetricId) -> Duration {
+        let entry = metric.get();
+        match (entry.scope, entry.tier) {
+            (Scope::Gpu, Tier::Dear | Tier::OptIn) => self.dear_every,
+            (Scope::Job | Scope::Process, Tier::Dear) => self.processes_every,
+            _ => self.interval,
+        }
+    }
+
+    pub(super) fn wanted(&self) -> MetricSet {
+        MetricSet::of(self.metrics.iter().copied().filter(|id| id.get().scope == Scope::Gpu))
+    }
+
+    /// Those of the wanted metrics that are not read in every frame.
+    pub(super) fn slow(&self) -> MetricSet {
+        let slow = |id: &MetricId| matches!(id.get().tier, Tier::Dear | Tier::OptIn);
+        MetricSet::of(self.wanted().iter().filter(slow))
+    }
+
+    /// A gap that an integral still bridges, as windows do.
+    pub(super) fn bridge(&self) -> Duration {
+        self.interval * 5 / 2
+    }
+}

@@ -1,0 +1,132 @@
+//! What a sampler is told once, and what can stop it before it starts.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::model::metric_set::MetricSet;
+
+/// Which processes are the job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TreeRoot {
+    /// `gpurun -- job`: every process under gpurun itself, which is a child subreaper, so that
+    /// orphans come back to it. gpurun is not part of it.
+    ChildrenOfSelf {
+        /// The job's main process. Older children of gpurun (of a shell that `exec`ed it) are not the job.
+        main_pid: i32,
+    },
+    /// `record --pid`: the tree under each of these processes.
+    Pids(Vec<i32>),
+    /// `record --all`: every process that NVML lists, without its descendants.
+    GpuProcesses,
+}
+
+/// Which processes get series of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProcessDetail {
+    /// Those that were seen on a GPU.
+    #[default]
+    Gpu,
+    /// All, up to [`SamplerSettings::process_limit`].
+    All,
+    /// None.
+    None,
+}
+
+/// What a sampler is told once.
+#[derive(Clone, Debug)]
+pub struct SamplerSettings {
+    /// Normally `/proc`.
+    pub proc_root: PathBuf,
+    /// Normally `/sys/fs/cgroup`.
+    pub cgroup_root: PathBuf,
+    /// Which processes are the job.
+    pub root: TreeRoot,
+    /// Which processes get series of their own.
+    pub processes: ProcessDetail,
+    /// At most this many at one time.
+    pub process_limit: usize,
+    /// What is recorded.
+    pub metrics: MetricSet,
+    /// Time between samples.
+    pub interval: Duration,
+    /// Time between the GPU reader's dear reads.
+    pub dear_interval: Duration,
+    /// Time between the GPU reader's reads of the process lists.
+    pub gpu_processes_interval: Duration,
+    /// Shortest time between two readings of `memory_pss`; 15 ms of CPU per GB each.
+    pub pss_interval: Duration,
+}
+
+impl SamplerSettings {
+    /// The usual settings for a root: the real `/proc`, no GPUs, the default metrics, 1 s.
+    pub fn new(root: TreeRoot) -> Self {
+        Self {
+            proc_root: PathBuf::from("/proc"),
+            cgroup_root: PathBuf::from("/sys/fs/cgroup"),
+            root,
+            processes: ProcessDetail::default(),
+            process_limit: 512,
+            metrics: MetricSet::default(),
+            interval: Duration::from_secs(1),
+            dear_interval: Duration::from_secs(5),
+            gpu_processes_interval: Duration::from_secs(2),
+            pss_interval: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Why sampling cannot begin.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum SamplingError {
+    /// There is no process filesystem.
+    #[error("cannot read {path}: {reason}; gpurun follows processes through it")]
+    NoProc {
+        /// The root that was tried.
+        path: String,
+        /// The kernel's answer.
+        reason: String,
+    },
+    /// `record --pid` names a process that does not exist.
+    #[error("no process {pid}: it has ended or belongs to another PID namespace")]
+    NoProcess {
+        /// The pid that was named.
+        pid: i32,
+    },
+}
+
+/// Something the user should hear once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// NVML lists processes and none of them exists here.
+    OtherPidNamespace,
+    /// The kernel lacks `/proc/PID/task/TID/children`: every sample lists all of `/proc`.
+    NoChildrenFiles,
+    /// More processes than get series of their own.
+    TooManyProcesses {
+        /// The limit.
+        limit: usize,
+    },
+    /// The I/O counters of the job's processes cannot be read.
+    NoIoPermission,
+}
+
+impl std::fmt::Display for Notice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Notice::OtherPidNamespace => f.write_str(
+                "NVML's process ids are of another PID namespace: GPU memory of the job is unknown; run gpurun with the host's PID namespace (docker run --pid=host) to have it",
+            ),
+            Notice::NoChildrenFiles => f.write_str(
+                "this kernel has no /proc/PID/task/TID/children: following the job costs more on a host with many processes",
+            ),
+            Notice::TooManyProcesses { limit } => {
+                write!(f, "more than {limit} processes: the others have no rows of their own, only the job's totals hold them")
+            }
+            Notice::NoIoPermission => {
+                f.write_str("no permission for /proc/PID/io of some of the job's processes: its I/O is incomplete or unknown")
+            }
+        }
+    }
+}

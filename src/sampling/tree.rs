@@ -1,0 +1,862 @@
+//! The processes of the job over time: who belongs to it, what each uses, what the ended ones used.
+//!
+//! Every pass reads parents before children, so a child that is reaped in the middle of a pass is
+//! missed once and never counted twice. Descriptors are kept: a kept one of a reaped process answers
+//! `ESRCH` even when its pid lives on as another process. Never looks at a process outside the tree,
+//! except on kernels without `children` files.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use super::ledger::{Account, Heir, Ledger};
+use super::settings::{Notice, SamplingError, TreeRoot};
+use crate::collectors::own;
+use crate::collectors::procfs::file::{Buffer, Dir, FileError, KernelFile, StackPath};
+use crate::collectors::procfs::parse;
+use crate::model::id::ProcessKey;
+
+/// Longest name the kernel writes (kernel threads; programs have 15 bytes).
+const COMM_CAPACITY: usize = 64;
+
+/// A process of the job.
+#[derive(Debug)]
+pub struct Node {
+    key: ProcessKey,
+    ppid: i32,
+    comm: [u8; COMM_CAPACITY],
+    comm_length: usize,
+    comm_changed: bool,
+    zombie: bool,
+    threads: u64,
+    own_seconds: f64,
+    cpu: Account,
+    read: Account,
+    written: Account,
+    io: IoState,
+    written_gross: f64,
+    rss: Option<u64>,
+    faults: Option<u64>,
+    /// Highest `VmHWM` known; what is above it is news.
+    peak_known: Option<u64>,
+    peak_news: Option<u64>,
+    history: bool,
+    reads: u64,
+    gone: bool,
+    reaped: bool,
+    heir: Heir,
+    files: Files,
+    tasks: Vec<Task>,
+    task_turn: usize,
+    /// Whether the process was seen on a GPU.
+    pub on_gpu: bool,
+    /// The caller's own number for it.
+    pub tag: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IoState {
+    Unread,
+    Known,
+    Denied,
+}
+
+/// Kept descriptors of one process; all are `None` when the budget is spent, and each read then opens its file.
+#[derive(Debug, Default)]
+struct Files {
+    stat: Option<KernelFile>,
+    statm: Option<KernelFile>,
+    io: Option<KernelFile>,
+    status: Option<KernelFile>,
+    children: Option<KernelFile>,
+    task: Option<Dir>,
+    held: usize,
+}
+
+/// A thread other than the first.
+#[derive(Debug)]
+struct Task {
+    tid: i32,
+    children: Option<KernelFile>,
+    fertile: bool,
+    pass: u64,
+}
+
+impl Node {
+    /// Pid and start time.
+    pub fn key(&self) -> ProcessKey {
+        self.key
+    }
+
+    /// The name, bad bytes replaced.
+    pub fn name(&self) -> String {
+        String::from_utf8_lossy(&self.comm[..self.comm_length]).into_owned()
+    }
+
+    /// Whether the name is another one than at the pass before: the process executed a program, or
+    /// renamed itself.
+    pub fn renamed(&self) -> bool {
+        self.comm_changed
+    }
+
+    /// Whether it has ended and was reaped; such a node stays until the next pass.
+    pub fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    /// Whether it has ended and waits to be reaped.
+    pub fn is_zombie(&self) -> bool {
+        self.zombie
+    }
+
+    /// Passes in which it was read, the present one included.
+    pub fn age(&self) -> u64 {
+        self.reads
+    }
+
+    /// Threads.
+    pub fn threads(&self) -> u64 {
+        self.threads
+    }
+
+    /// CPU seconds of its own threads since it began.
+    pub fn own_seconds(&self) -> f64 {
+        self.own_seconds
+    }
+
+    /// Resident bytes; `None` where they could not be read.
+    pub fn rss(&self) -> Option<u64> {
+        self.rss
+    }
+
+    /// A peak in bytes that was reached since the last pass.
+    pub fn peak(&self) -> Option<u64> {
+        self.peak_news
+    }
+
+    /// Bytes read from and written towards storage since it began, reaped children included.
+    pub fn io(&self) -> Option<(f64, f64)> {
+        (self.io == IoState::Known).then(|| (self.read.total(), self.written.total()))
+    }
+}
+
+/// What `wait4` told of a process that gpurun reaped: the main process or an adopted orphan.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReapedUsage {
+    /// Its pid.
+    pub pid: i32,
+    /// `ru_utime + ru_stime` in seconds, its waited children included.
+    pub cpu_seconds: f64,
+    /// `ru_maxrss` in KiB: the largest of it and its waited children.
+    pub max_rss_kib: u64,
+    /// `ru_inblock`: blocks of 512 bytes, waited children included.
+    pub blocks_read: u64,
+    /// `ru_oublock`: blocks of 512 bytes, waited children included.
+    pub blocks_written: u64,
+}
+
+/// Sums over the tree at one pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TreeTotals {
+    /// Live processes; zombies are not.
+    pub processes: u64,
+    /// Threads of the live processes.
+    pub threads: u64,
+    /// CPU seconds since the run began, ended processes included. Never falls.
+    pub cpu_seconds: f64,
+    /// Resident bytes of the live processes.
+    pub rss: u64,
+    /// The most resident bytes that the tree is known to have reached since the last pass, if that is
+    /// more than `rss`.
+    pub rss_peak: Option<u64>,
+    /// Bytes read from storage since the run began; `None` while no process's counters can be read.
+    pub read: Option<f64>,
+    /// Bytes written towards storage since the run began.
+    pub written: Option<f64>,
+}
+
+/// How many descriptors may be kept.
+#[derive(Clone, Copy, Debug)]
+struct Budget {
+    left: usize,
+}
+
+impl Budget {
+    fn keep<T>(&mut self, held: &mut usize, opened: Result<T, FileError>) -> Option<T> {
+        if self.left == 0 {
+            return None;
+        }
+        let kept = opened.ok()?;
+        self.left -= 1;
+        *held += 1;
+        Some(kept)
+    }
+}
+
+/// Opens of threads' `children` files that one pass may make beside the kept ones; above that the
+/// threads that never had children take turns.
+const THREAD_OPENS: usize = 256;
+
+/// The tree.
+#[derive(Debug)]
+pub struct Tree {
+    proc: Dir,
+    root: TreeRoot,
+    self_pid: i32,
+    main_start: u64,
+    /// When the run began, in the clock of start times.
+    began: u64,
+    nodes: Vec<Node>,
+    by_pid: HashMap<i32, usize>,
+    own_tasks: Files,
+    own_threads: Vec<Task>,
+    budget: Budget,
+    buffer: Buffer,
+    names: Buffer,
+    found: Vec<i32>,
+    scan: Option<Scan>,
+    cpu: Ledger,
+    read: Ledger,
+    written: Ledger,
+    io_seen: bool,
+    io_denied: bool,
+    reaped_peak: u64,
+    highest_rss: u64,
+    totals: TreeTotals,
+    pass: u64,
+    unkept_threads: usize,
+    seconds_per_tick: f64,
+    page_bytes: u64,
+    notices: Vec<Notice>,
+}
+
+/// State of the fallback for kernels without `children` files: who is known not to be ours.
+#[derive(Debug, Default)]
+struct Scan {
+    strangers: HashSet<i32>,
+    listed: HashSet<i32>,
+    unseen: Vec<(i32, i32)>,
+}
+
+impl Tree {
+    /// Finds the root. `descriptors` is how many files may be kept open.
+    pub fn new(proc_root: &Path, root: TreeRoot, descriptors: usize) -> Result<Self, SamplingError> {
+        let no_proc =
+            |reason: String| SamplingError::NoProc { path: proc_root.display().to_string(), reason };
+        let proc = Dir::open(proc_root).map_err(|error| no_proc(error.to_string()))?;
+        // Not getpid(): this /proc may show another PID namespace than the one gpurun's calls speak of.
+        let self_pid = std::fs::read_link(proc_root.join("self"))
+            .ok()
+            .and_then(|target| target.to_str()?.parse().ok())
+            .ok_or_else(|| no_proc("no link self".to_owned()))?;
+        let mut tree = Self {
+            scan: None,
+            proc,
+            self_pid,
+            main_start: 0,
+            began: (own::since_boot().as_secs_f64() * own::ticks_per_second()) as u64,
+            nodes: Vec::new(),
+            by_pid: HashMap::new(),
+            own_tasks: Files::default(),
+            own_threads: Vec::new(),
+            budget: Budget { left: descriptors },
+            buffer: Buffer::default(),
+            names: Buffer::default(),
+            found: Vec::new(),
+            cpu: Ledger::default(),
+            read: Ledger::default(),
+            written: Ledger::default(),
+            io_seen: false,
+            io_denied: false,
+            reaped_peak: 0,
+            highest_rss: 0,
+            totals: TreeTotals::default(),
+            pass: 0,
+            unkept_threads: 0,
+            seconds_per_tick: 1.0 / own::ticks_per_second(),
+            page_bytes: own::page_bytes(),
+            notices: Vec::new(),
+            root,
+        };
+        if tree.root != TreeRoot::GpuProcesses
+            && tree.proc.file(&StackPath::children(self_pid, self_pid)).err() == Some(FileError::Gone)
+        {
+            tree.scan = Some(Scan::default());
+            tree.notices.push(Notice::NoChildrenFiles);
+        }
+        match tree.root.clone() {
+            TreeRoot::ChildrenOfSelf { main_pid } => {
+                // It may have ended already; then nothing older needs to be kept out either.
+                tree.main_start = tree.start_of(main_pid).map_or(0, |(start, _)| start);
+                let mut held = 0;
+                tree.own_tasks.children =
+                    tree.budget.keep(&mut held, tree.proc.file(&StackPath::children(self_pid, self_pid)));
+                tree.own_tasks.task =
+                    tree.budget.keep(&mut held, tree.proc.dir(&StackPath::of_process(self_pid, "task")));
+            }
+            TreeRoot::Pids(pids) => {
+                for pid in &pids {
+                    tree.start_of(*pid).ok_or(SamplingError::NoProcess { pid: *pid })?;
+                }
+                for pid in &pids {
+                    // One that is below another root is found from there, after its parent.
+                    if !tree.has_ancestor_in(*pid, &pids) {
+                        tree.add(*pid, true);
+                    }
+                }
+            }
+            TreeRoot::GpuProcesses => {}
+        }
+        Ok(tree)
+    }
+
+    fn start_of(&mut self, pid: i32) -> Option<(u64, i32)> {
+        let file = self.proc.file(&StackPath::of_process(pid, "stat")).ok()?;
+        let stat = parse::stat(file.read(&mut self.buffer).ok()?)?;
+        Some((stat.start_ticks, stat.ppid))
+    }
+
+    fn has_ancestor_in(&mut self, pid: i32, pids: &[i32]) -> bool {
+        let mut at = pid;
+        // Bounded: a chain of parents that changes while it is read must not hold us.
+        for _ in 0..4096 {
+            let Some((_, ppid)) = self.start_of(at) else { return false };
+            if ppid <= 1 && !pids.contains(&ppid) {
+                return false;
+            }
+            if ppid != pid && pids.contains(&ppid) {
+                return true;
+            }
+            at = ppid;
+        }
+        false
+    }
+
+    /// The processes, parents before children; those that ended in the last pass included.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The same, for the caller's own marks on them.
+    pub fn nodes_mut(&mut self) -> &mut [Node] {
+        &mut self.nodes
+    }
+
+    /// The place of a live process among [`nodes`](Self::nodes).
+    pub fn place_of(&self, pid: i32) -> Option<usize> {
+        self.by_pid.get(&pid).copied()
+    }
+
+    /// Sums of the last pass.
+    pub fn totals(&self) -> TreeTotals {
+        self.totals
+    }
+
+    /// What the user should hear, once each.
+    pub fn take_notices(&mut self, into: &mut Vec<Notice>) {
+        into.append(&mut self.notices);
+    }
+
+    /// Adds a process that NVML lists, for [`TreeRoot::GpuProcesses`].
+    pub fn follow(&mut self, pid: i32) {
+        if self.root == TreeRoot::GpuProcesses && !self.by_pid.contains_key(&pid) {
+            self.add(pid, true);
+        }
+    }
+
+    /// Whether this `/proc` knows the process at all, of the job or not.
+    pub fn exists(&mut self, pid: i32) -> bool {
+        self.by_pid.contains_key(&pid) || self.start_of(pid).is_some()
+    }
+
+    /// gpurun reaped a process of the job.
+    pub fn reaped(&mut self, usage: &ReapedUsage) {
+        const BLOCK: f64 = 512.0;
+        self.cpu.reaped(usage.cpu_seconds);
+        self.read.reaped(usage.blocks_read as f64 * BLOCK);
+        let mut written = usage.blocks_written as f64 * BLOCK;
+        if let Some(place) = self.place_of(usage.pid) {
+            let node = &mut self.nodes[place];
+            node.reaped = true;
+            // `wait4` does not take off what was truncated before it reached the disk; we did while it lived.
+            if node.io == IoState::Known {
+                written = node.written.total() + (written - node.written_gross).max(0.0);
+            }
+        }
+        self.written.reaped(written);
+        self.io_seen = true;
+        self.reaped_peak = self.reaped_peak.max(usage.max_rss_kib.saturating_mul(1024));
+    }
+
+    /// Reads the whole tree once.
+    pub fn refresh(&mut self) {
+        self.pass += 1;
+        self.sweep();
+        if let TreeRoot::ChildrenOfSelf { .. } = self.root
+            && self.scan.is_none()
+        {
+            self.found.clear();
+            let own = TaskSource { pid: self.self_pid, files: &self.own_tasks, many: true };
+            let mut turn = 0;
+            own.children(
+                &self.proc,
+                &mut self.own_threads,
+                &mut turn,
+                Reading {
+                    pass: self.pass,
+                    budget: &mut self.budget,
+                    unkept: usize::MAX,
+                    buffer: &mut self.buffer,
+                    names: &mut self.names,
+                    found: &mut self.found,
+                },
+            );
+            self.add_found();
+        }
+        let unkept = std::mem::take(&mut self.unkept_threads);
+        let mut place = 0;
+        while place < self.nodes.len() {
+            self.read(place);
+            if self.scan.is_none() && self.root != TreeRoot::GpuProcesses && !self.nodes[place].gone {
+                self.found.clear();
+                let node = &mut self.nodes[place];
+                if node.threads > 1 && node.files.task.is_none() {
+                    let task = StackPath::of_process(node.key.pid, "task");
+                    node.files.task = self.budget.keep(&mut node.files.held, self.proc.dir(&task));
+                }
+                let source = TaskSource { pid: node.key.pid, files: &node.files, many: node.threads > 1 };
+                self.unkept_threads += source.children(
+                    &self.proc,
+                    &mut node.tasks,
+                    &mut node.task_turn,
+                    Reading {
+                        pass: self.pass,
+                        budget: &mut self.budget,
+                        unkept: if unkept > THREAD_OPENS { unkept / THREAD_OPENS + 1 } else { 1 },
+                        buffer: &mut self.buffer,
+                        names: &mut self.names,
+                        found: &mut self.found,
+                    },
+                );
+                self.add_found();
+            }
+            place += 1;
+        }
+        if self.scan.is_some() {
+            let known = self.nodes.len();
+            self.scan_all();
+            for place in known..self.nodes.len() {
+                self.read(place);
+            }
+        }
+        self.sum();
+    }
+
+    /// Forgets the processes that ended in the last pass.
+    fn sweep(&mut self) {
+        if !self.nodes.iter().any(|node| node.gone) {
+            return;
+        }
+        for node in self.nodes.iter().filter(|node| node.gone) {
+            self.budget.left += node.files.held + node.tasks.iter().filter(|t| t.children.is_some()).count();
+        }
+        self.nodes.retain(|node| !node.gone);
+        self.by_pid.clear();
+        self.by_pid.extend(self.nodes.iter().enumerate().map(|(place, node)| (node.key.pid, place)));
+    }
+
+    fn add_found(&mut self) {
+        for at in 0..self.found.len() {
+            let pid = self.found[at];
+            if self.by_pid.get(&pid).is_none_or(|place| self.nodes[*place].gone) {
+                self.add(pid, false);
+            }
+        }
+    }
+
+    /// Takes a process in; `history` says that it lived before the run.
+    fn add(&mut self, pid: i32, history: bool) {
+        let Ok(file) = self.proc.file(&StackPath::of_process(pid, "stat")) else { return };
+        let Some(stat) = file.read(&mut self.buffer).ok().and_then(parse::stat) else { return };
+        let (ppid, start_ticks) = (stat.ppid, stat.start_ticks);
+        if !history {
+            // Between the list and now the pid may have become another's, or the process an orphan
+            // that the next pass finds elsewhere.
+            let child_of_self = ppid == self.self_pid;
+            match self.root {
+                TreeRoot::ChildrenOfSelf { .. } if child_of_self => {
+                    if start_ticks < self.main_start {
+                        return;
+                    }
+                }
+                _ if !self.by_pid.contains_key(&ppid) => return,
+                _ => {}
+            }
+        }
+        let mut files = Files::default();
+        let held = &mut files.held;
+        if self.budget.left >= 4 {
+            files.stat = self.budget.keep(held, Ok(file));
+            files.statm = self.budget.keep(held, self.proc.file(&StackPath::of_process(pid, "statm")));
+            files.io = self.budget.keep(held, self.proc.file(&StackPath::of_process(pid, "io")));
+            if self.scan.is_none() && self.root != TreeRoot::GpuProcesses {
+                files.children = self.budget.keep(held, self.proc.file(&StackPath::children(pid, pid)));
+            }
+        }
+        self.by_pid.insert(pid, self.nodes.len());
+        self.nodes.push(Node {
+            key: ProcessKey { pid, start_ticks },
+            ppid,
+            comm: [0; COMM_CAPACITY],
+            comm_length: 0,
+            comm_changed: false,
+            zombie: false,
+            threads: 0,
+            own_seconds: 0.0,
+            cpu: Account::default(),
+            read: Account::default(),
+            written: Account::default(),
+            io: IoState::Unread,
+            written_gross: 0.0,
+            rss: None,
+            faults: None,
+            peak_known: None,
+            peak_news: None,
+            // The job's own processes all began within the run. A followed process that is found late
+            // may have begun before; what it used until then is not the run's.
+            history: !matches!(self.root, TreeRoot::ChildrenOfSelf { .. })
+                && (history || start_ticks < self.began),
+            reads: 0,
+            gone: false,
+            reaped: false,
+            heir: Heir::Retired,
+            files,
+            tasks: Vec::new(),
+            task_turn: 0,
+            on_gpu: false,
+            tag: None,
+        });
+    }
+
+    fn read(&mut self, place: usize) {
+        let node = &mut self.nodes[place];
+        let pid = node.key.pid;
+        let at = |name: &str| StackPath::of_process(pid, name);
+        let text = read_kept(node.files.stat.as_ref(), &self.proc, &at("stat"), &mut self.buffer);
+        let stat = match text {
+            Ok(text) => parse::stat(text).filter(|stat| stat.start_ticks == node.key.start_ticks),
+            // No descriptor left is our trouble, not the end of the process: last values stay.
+            Err(FileError::NoDescriptor) => return,
+            Err(_) => None,
+        };
+        let Some(stat) = stat else {
+            self.end(place);
+            return;
+        };
+        let known_name = &node.comm[..node.comm_length];
+        let name = &stat.comm[..stat.comm.len().min(COMM_CAPACITY)];
+        node.comm_changed = node.reads > 0 && known_name != name;
+        if node.reads == 0 || node.comm_changed {
+            node.comm_length = name.len();
+            node.comm[..name.len()].copy_from_slice(name);
+        }
+        node.ppid = stat.ppid;
+        node.zombie = matches!(stat.state, b'Z' | b'X');
+        node.threads = stat.threads;
+        let own = stat.own_ticks as f64 * self.seconds_per_tick;
+        let children = stat.children_ticks as f64 * self.seconds_per_tick;
+        node.own_seconds = node.own_seconds.max(own);
+        if self.root == TreeRoot::GpuProcesses {
+            // Not a whole tree: a waited child may have been counted in its own right.
+            node.cpu.update(own, 0.0, &mut self.cpu);
+        } else {
+            node.cpu.update(own + children, children, &mut self.cpu);
+        }
+        let faulted = node.faults != Some(stat.faults);
+        node.faults = Some(stat.faults);
+        let first = node.reads == 0;
+        node.reads += 1;
+
+        node.peak_news = None;
+        if node.zombie {
+            node.rss = Some(0);
+        } else {
+            let statm = read_kept(node.files.statm.as_ref(), &self.proc, &at("statm"), &mut self.buffer);
+            node.rss = statm.ok().and_then(parse::statm_resident).map(|pages| pages * self.page_bytes);
+            // Resident memory cannot have risen without a page fault.
+            if faulted {
+                if node.files.status.is_none() {
+                    node.files.status = self.budget.keep(&mut node.files.held, self.proc.file(&at("status")));
+                }
+                let status =
+                    read_kept(node.files.status.as_ref(), &self.proc, &at("status"), &mut self.buffer);
+                if let Some(peak) = status.ok().and_then(parse::status_peak) {
+                    let since_start = first && !node.history;
+                    if (since_start || node.peak_known.is_some_and(|known| peak > known))
+                        && node.rss.is_some_and(|rss| peak > rss)
+                    {
+                        node.peak_news = Some(peak);
+                    }
+                    // A smaller one is a new program, whose peaks are news again.
+                    node.peak_known = Some(peak);
+                }
+            }
+        }
+        if node.io != IoState::Denied {
+            match read_kept(node.files.io.as_ref(), &self.proc, &at("io"), &mut self.buffer) {
+                Ok(text) => {
+                    if let Some(io) = parse::io(text) {
+                        let net = io.written.saturating_sub(io.cancelled) as f64;
+                        node.read.update(io.read as f64, io.read as f64, &mut self.read);
+                        node.written.update(net, net, &mut self.written);
+                        node.written_gross = io.written as f64;
+                        node.io = IoState::Known;
+                        self.io_seen = true;
+                    }
+                }
+                Err(FileError::Denied) => {
+                    if node.io == IoState::Unread {
+                        node.io = IoState::Denied;
+                    }
+                    if !self.io_denied {
+                        self.io_denied = true;
+                        self.notices.push(Notice::NoIoPermission);
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        if first && node.history {
+            self.cpu.exclude(node.cpu.total());
+            self.read.exclude(node.read.total());
+            self.written.exclude(node.written.total());
+        }
+    }
+
+    /// A process is no longer there: decides where what it used has gone.
+    fn end(&mut self, place: usize) {
+        let (pid, ppid, reaped) = {
+            let node = &mut self.nodes[place];
+            node.gone = true;
+            node.peak_news = None;
+            (node.key.pid, node.ppid, node.reaped)
+        };
+        let parent = self.by_pid.get(&ppid).copied().filter(|parent| *parent < place);
+        let launched = matches!(self.root, TreeRoot::ChildrenOfSelf { .. });
+        let heir = match parent {
+            _ if reaped => Heir::Reaped,
+            _ if self.root == TreeRoot::GpuProcesses => Heir::Retired,
+            Some(parent) if !self.nodes[parent].gone => Heir::Node(parent),
+            // The parent went in this pass as well. Under gpurun the child was then either reaped by
+            // its parent or adopted and told of by `wait4`: to keep it could count it twice.
+            _ if launched => Heir::Reaped,
+            Some(parent) => self.nodes[parent].heir,
+            None => Heir::Retired,
+        };
+        self.nodes[place].heir = heir;
+        let node = &self.nodes[place];
+        let estates = [node.cpu.estate(), node.read.estate(), node.written.estate()];
+        match heir {
+            Heir::Node(parent) => {
+                let parent = &mut self.nodes[parent];
+                for (account, estate) in
+                    [&mut parent.cpu, &mut parent.read, &mut parent.written].into_iter().zip(estates)
+                {
+                    account.expect(estate);
+                }
+            }
+            Heir::Reaped => {}
+            Heir::Retired => {
+                for (ledger, estate) in
+                    [&mut self.cpu, &mut self.read, &mut self.written].into_iter().zip(estates)
+                {
+                    ledger.retire(estate);
+                }
+            }
+        }
+        if self.by_pid.get(&pid) == Some(&place) {
+            self.by_pid.remove(&pid);
+        }
+    }
+
+    fn sum(&mut self) {
+        let mut totals = TreeTotals::default();
+        let (mut cpu, mut read, mut written) = (0.0, 0.0, 0.0);
+        let mut above = 0u64;
+        for node in self.nodes.iter().filter(|node| !node.gone) {
+            cpu += node.cpu.total();
+            read += node.read.total();
+            written += node.written.total();
+            if !node.zombie {
+                totals.processes += 1;
+                totals.threads += node.threads;
+            }
+            let rss = node.rss.unwrap_or(0);
+            totals.rss += rss;
+            above = above.max(node.peak_news.unwrap_or(0).saturating_sub(rss));
+        }
+        totals.cpu_seconds = self.cpu.total(cpu);
+        let (read, written) = (self.read.total(read), self.written.total(written));
+        if self.io_seen {
+            (totals.read, totals.written) = (Some(read), Some(written));
+        }
+        let mut peak = if above > 0 { totals.rss + above } else { 0 };
+        // `ru_maxrss` is over the process's whole life: it is news only when nothing so far was as high.
+        let reaped = std::mem::take(&mut self.reaped_peak);
+        if reaped > self.highest_rss {
+            peak = peak.max(reaped);
+        }
+        totals.rss_peak = (peak > totals.rss).then_some(peak);
+        self.highest_rss = self.highest_rss.max(totals.rss).max(peak);
+        self.totals = totals;
+    }
+
+    /// Proportional set size of a process in bytes: about 15 ms of CPU for each GB of its memory.
+    pub fn pss(&mut self, pid: i32) -> Result<u64, FileError> {
+        let file = self.proc.file(&StackPath::of_process(pid, "smaps_rollup"))?;
+        parse::rollup_pss(file.read(&mut self.buffer)?).ok_or(FileError::Gone)
+    }
+
+    /// Without `children` files: lists `/proc`, and reads the parent of every pid not seen before.
+    fn scan_all(&mut self) {
+        let Some(scan) = &mut self.scan else { return };
+        scan.listed.clear();
+        scan.unseen.clear();
+        // A stranger's pid may become a process of the job within one pass: forget them now and then.
+        if self.pass.is_multiple_of(30) {
+            scan.strangers.clear();
+        }
+        let (by_pid, self_pid) = (&self.by_pid, self.self_pid);
+        let listed = self.proc.numbers(&mut self.names, |pid| {
+            scan.listed.insert(pid);
+            if pid != self_pid && !by_pid.contains_key(&pid) && !scan.strangers.contains(&pid) {
+                scan.unseen.push((pid, 0));
+            }
+        });
+        if listed.is_err() {
+            return;
+        }
+        scan.strangers.retain(|pid| scan.listed.contains(pid));
+        for (pid, ppid) in &mut scan.unseen {
+            let stat = self.proc.file(&StackPath::of_process(*pid, "stat"));
+            if let Some(stat) = stat.ok().and_then(|file| parse::stat(file.read(&mut self.buffer).ok()?)) {
+                *ppid = stat.ppid;
+            }
+        }
+        let mut unseen = std::mem::take(&mut scan.unseen);
+        let launched = matches!(self.root, TreeRoot::ChildrenOfSelf { .. });
+        loop {
+            let before = self.nodes.len();
+            for (pid, ppid) in &mut unseen {
+                if *ppid > 0 && (self.by_pid.contains_key(ppid) || (launched && *ppid == self_pid)) {
+                    self.add(*pid, false);
+                    *ppid = 0;
+                }
+            }
+            if self.nodes.len() == before {
+                break;
+            }
+        }
+        if let Some(scan) = &mut self.scan {
+            scan.strangers.extend(unseen.iter().filter(|(_, ppid)| *ppid > 0).map(|(pid, _)| *pid));
+            unseen.clear();
+            scan.unseen = unseen;
+        }
+    }
+}
+
+/// Reads a kept file, or opens it for once.
+fn read_kept<'b>(
+    kept: Option<&KernelFile>,
+    proc: &Dir,
+    path: &StackPath,
+    buffer: &'b mut Buffer,
+) -> Result<&'b [u8], FileError> {
+    match kept {
+        Some(file) => file.read(buffer),
+        None => proc.file(path)?.read(buffer),
+    }
+}
+
+/// Where the children of one process are listed.
+struct TaskSource<'a> {
+    pid: i32,
+    files: &'a Files,
+    /// It has threads beside the first.
+    many: bool,
+}
+
+/// What reading the lists needs of the tree.
+struct Reading<'a> {
+    pass: u64,
+    budget: &'a mut Budget,
+    /// Of the threads without a kept descriptor and without children so far, one in so many is read.
+    unkept: usize,
+    buffer: &'a mut Buffer,
+    names: &'a mut Buffer,
+    found: &'a mut Vec<i32>,
+}
+
+impl TaskSource<'_> {
+    /// Adds the children of every thread to `found`; the number of threads without a kept descriptor.
+    fn children(&self, proc: &Dir, tasks: &mut Vec<Task>, turn: &mut usize, reading: Reading<'_>) -> usize {
+        let Reading { pass, budget, unkept, buffer, names, found } = reading;
+        let path = |tid| StackPath::children(self.pid, tid);
+        if let Ok(text) = read_kept(self.files.children.as_ref(), proc, &path(self.pid), buffer) {
+            found.extend(parse::children(text));
+        }
+        if !self.many {
+            return 0;
+        }
+        let mut cursor = 0;
+        let mut note = |tid: i32| {
+            if tid == self.pid {
+                return;
+            }
+            // The kernel lists threads in the order of their numbers, as `tasks` is.
+            while tasks.get(cursor).is_some_and(|task| task.tid < tid) {
+                cursor += 1;
+            }
+            if tasks.get(cursor).is_none_or(|task| task.tid != tid) {
+                cursor = tasks.partition_point(|task| task.tid < tid);
+                if tasks.get(cursor).is_none_or(|task| task.tid != tid) {
+                    let mut held = 0;
+                    let children =
+                        if budget.left > 0 { budget.keep(&mut held, proc.file(&path(tid))) } else { None };
+                    tasks.insert(cursor, Task { tid, children, fertile: false, pass });
+                }
+            }
+            tasks[cursor].pass = pass;
+        };
+        let listed = match &self.files.task {
+            Some(dir) => dir.numbers(names, &mut note),
+            None => proc
+                .dir(&StackPath::of_process(self.pid, "task"))
+                .and_then(|dir| dir.numbers(names, &mut note)),
+        };
+        if listed.is_ok() {
+            tasks.retain(|task| {
+                let stays = task.pass == pass;
+                if !stays && task.children.is_some() {
+                    budget.left += 1;
+                }
+                stays
+            });
+        }
+        *turn = turn.wrapping_add(1);
+        let mut without = 0;
+        for (place, task) in tasks.iter_mut().enumerate() {
+            if task.children.is_none() {
+                without += 1;
+                if !task.fertile && !(place + *turn).is_multiple_of(unkept.max(1)) {
+                    continue;
+                }
+            }
+            let before = found.len();
+            if let Ok(text) = read_kept(task.children.as_ref(), proc, &path(task.tid), buffer) {
+                found.extend(parse::children(text));
+            }
+            task.fertile = found.len() > before;
+        }
+        without
+    }
+}

@@ -1,0 +1,222 @@
+//! The verdicts in words: the table of `--explain`, the short form for a failure, the JSON form.
+//! Only formats what [`super::choose`] decided.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::choose::{Choice, Constraint, Judged, Outcome, Quantity, Verdict};
+use crate::model::device::DeviceSnapshot;
+use crate::model::reading::Reason;
+use crate::model::selection::NameFormat;
+
+/// `GPU 3`, or `GPU 0 slice 1`.
+pub fn device_label(device: &DeviceSnapshot) -> String {
+    match device.mig {
+        None => format!("GPU {}", device.index),
+        Some(place) => format!("GPU {} slice {}", device.index, place.index),
+    }
+}
+
+/// Bytes for people: `7.5 GiB`, exact bytes below 1 MiB.
+pub fn bytes_text(bytes: u64) -> String {
+    let (unit, name) = match bytes {
+        0x4000_0000.. => (0x4000_0000, "GiB"),
+        0x0010_0000.. => (0x0010_0000, "MiB"),
+        _ => return format!("{bytes} B"),
+    };
+    // Cut, not rounded: 7.96 GiB free must not read as the 8.0 GiB that were asked for.
+    let tenths = u128::from(bytes) * 10 / unit;
+    format!("{}.{} {name}", tenths / 10, tenths % 10)
+}
+
+/// A value or limit for people.
+fn quantity_text(quantity: &Quantity) -> String {
+    match quantity {
+        Quantity::Bytes(bytes) => bytes_text(*bytes),
+        Quantity::Percent(percent) => format!("{percent} %"),
+        Quantity::Number(number) => number.to_string(),
+        Quantity::Text(text) => text.clone(),
+    }
+}
+
+/// The word for a verdict.
+fn outcome_word(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Pass => "pass",
+        Outcome::Loosened => "loosened",
+        Outcome::Fail => "fail",
+        Outcome::Unreadable(_) => "unreadable",
+    }
+}
+
+/// How value and limit relate where the constraint holds.
+fn relation(constraint: Constraint) -> &'static str {
+    match constraint {
+        Constraint::FreeMemory | Constraint::TotalMemory => "at least",
+        Constraint::GpuUtilization
+        | Constraint::MemoryUtilization
+        | Constraint::IdleUtilization
+        | Constraint::IdleProcesses
+        | Constraint::Processes => "at most",
+        Constraint::Name => "like",
+        _ => "",
+    }
+}
+
+/// One refusal or loosening in a few words.
+pub fn verdict_text(verdict: &Verdict) -> String {
+    let value = verdict.value.as_ref().map(quantity_text);
+    let limit = verdict.limit.as_ref().map(quantity_text).unwrap_or_default();
+    match (&verdict.outcome, verdict.constraint) {
+        (Outcome::Unreadable(Reason::GpuLost), Constraint::Reachable) => "the GPU is lost".to_owned(),
+        (Outcome::Unreadable(reason), Constraint::Reachable) => format!("cannot be used: {reason}"),
+        (Outcome::Unreadable(reason), constraint) => {
+            format!("{} cannot be read: {reason}", constraint.label())
+        }
+        (_, Constraint::NotExcluded) => format!("excluded by {}", value.unwrap_or_default()),
+        (_, Constraint::Lease) => format!("held by {}", value.unwrap_or_default()),
+        (_, Constraint::ComputeMode) => format!("compute mode {}", value.unwrap_or_default()),
+        (_, Constraint::Name) => format!("{:?} is not like {limit:?}", value.unwrap_or_default()),
+        (_, constraint) => {
+            let value = value.unwrap_or_default();
+            format!("{} {value}, wanted {} {limit}", constraint.label(), relation(constraint))
+        }
+    }
+}
+
+/// One line for each device that was refused: the short form.
+pub fn short(choice: &Choice, candidates: &[DeviceSnapshot]) -> String {
+    let mut text = String::new();
+    for judged in &choice.judged {
+        let Some(device) = candidates.get(judged.candidate) else { continue };
+        let reasons: Vec<String> =
+            judged.verdicts.iter().filter(|verdict| verdict.refuses()).map(verdict_text).collect();
+        let reasons = match reasons.is_empty() {
+            false => reasons.join("; "),
+            true if choice.dropped_for_mig.contains(&judged.candidate) => {
+                "satisfies, but a job sees either whole GPUs or one MIG slice".to_owned()
+            }
+            true => "satisfies".to_owned(),
+        };
+        let _ = writeln!(text, "  {}: {reasons}", device_label(device));
+    }
+    text
+}
+
+/// The whole table: device, constraint, value, limit, verdict.
+pub fn table(choice: &Choice, candidates: &[DeviceSnapshot]) -> String {
+    let mut rows: Vec<[String; 5]> =
+        vec![["DEVICE", "CONSTRAINT", "VALUE", "LIMIT", "VERDICT"].map(str::to_owned)];
+    for judged in &choice.judged {
+        let Some(device) = candidates.get(judged.candidate) else { continue };
+        for verdict in &judged.verdicts {
+            let limit = verdict.limit.as_ref().map(quantity_text);
+            rows.push([
+                device_label(device),
+                verdict.constraint.label().to_owned(),
+                verdict.value.as_ref().map_or_else(|| "-".to_owned(), quantity_text),
+                limit.map_or_else(
+                    || "-".to_owned(),
+                    |limit| format!("{} {limit}", relation(verdict.constraint)).trim().to_owned(),
+                ),
+                match &verdict.outcome {
+                    Outcome::Unreadable(reason) => format!("unreadable: {reason}"),
+                    outcome => outcome_word(outcome).to_owned(),
+                },
+            ]);
+        }
+        rows.push([device_label(device), "=".to_owned(), String::new(), String::new(), fate(choice, judged)]);
+    }
+    let mut widths = [0_usize; 5];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    for row in &rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(widths) {
+            let _ = write!(line, "{cell:<width$}  ");
+        }
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
+/// What became of one device.
+fn fate(choice: &Choice, judged: &Judged) -> String {
+    match choice.chosen.iter().position(|&chosen| chosen == judged.candidate) {
+        Some(place) if choice.enough => format!("chosen ({})", place + 1),
+        Some(_) => "satisfies".to_owned(),
+        None if !judged.passes() => "refused".to_owned(),
+        None if choice.dropped_for_mig.contains(&judged.candidate) => {
+            "left: either whole GPUs or one MIG slice".to_owned()
+        }
+        None if judged.loosened() > 0 => "left: satisfies only with the tolerance".to_owned(),
+        None => "left: better ones were enough".to_owned(),
+    }
+}
+
+/// The names of the chosen: indices, or UUIDs where asked for or where a MIG slice is among them.
+pub fn names(chosen: &[&DeviceSnapshot], format: NameFormat) -> Vec<String> {
+    let by_uuid = format == NameFormat::Uuid || chosen.iter().any(|device| device.mig.is_some());
+    chosen
+        .iter()
+        .map(|device| match &device.uuid {
+            Ok(uuid) if by_uuid => uuid.to_string(),
+            _ => device.index.to_string(),
+        })
+        .collect()
+}
+
+/// The whole choice as JSON.
+pub fn json(choice: &Choice, candidates: &[DeviceSnapshot], format: NameFormat) -> Value {
+    let chosen: Vec<&DeviceSnapshot> =
+        choice.chosen.iter().filter_map(|&index| candidates.get(index)).collect();
+    let devices: Vec<Value> = choice
+        .judged
+        .iter()
+        .filter_map(|judged| Some((judged, candidates.get(judged.candidate)?)))
+        .map(|(judged, device)| {
+            json!({
+                "index": device.index,
+                "mig": device.mig.map(|place| place.index),
+                "uuid": device.uuid.as_ref().ok().map(|uuid| uuid.as_str()),
+                "satisfies": judged.passes(),
+                "loosened": judged.loosened(),
+                "chosen": choice.enough && choice.chosen.contains(&judged.candidate),
+                "result": fate(choice, judged),
+                "verdicts": judged.verdicts.iter().map(verdict_json).collect::<Vec<_>>(),
+            })
+        })
+        .collect();
+    json!({
+        "enough": choice.enough,
+        "wanted": choice.wanted,
+        "chosen": if choice.enough { names(&chosen, format) } else { Vec::new() },
+        "cuda_visible_devices": choice.enough.then(|| names(&chosen, format).join(",")),
+        "devices": devices,
+    })
+}
+
+/// One verdict as JSON: bytes and percents are plain numbers.
+fn verdict_json(verdict: &Verdict) -> Value {
+    let number = |quantity: &Quantity| match quantity {
+        Quantity::Bytes(number) | Quantity::Number(number) => json!(number),
+        Quantity::Percent(percent) => json!(percent),
+        Quantity::Text(text) => json!(text),
+    };
+    let reason = match &verdict.outcome {
+        Outcome::Unreadable(reason) => Some(reason.to_string()),
+        _ => None,
+    };
+    json!({
+        "constraint": verdict.constraint.label(),
+        "value": verdict.value.as_ref().map(number),
+        "limit": verdict.limit.as_ref().map(number),
+        "verdict": outcome_word(&verdict.outcome),
+        "reason": reason,
+    })
+}

@@ -1,0 +1,53 @@
+//! What a run's figures say that people ask for: facts with their figures, no guesses.
+
+use super::json::Summary;
+
+/// The facts of a run whose windows cover `seconds`.
+pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
+    let mut facts = Vec::new();
+    let share = |part: f64| 100.0 * part / seconds;
+    for gpu in &summary.gpus {
+        let name = match gpu.mig {
+            None => format!("GPU {}", gpu.index),
+            Some(mig) => format!("GPU {}:{mig}", gpu.index),
+        };
+        let untouched = gpu.job_memory_mib.max.is_none_or(|mib| mib == 0.0);
+        if gpu.gpu_utilization.max == Some(0.0) && untouched {
+            facts.push(format!("{name} was never used: utilisation was 0 % in every sample"));
+        } else if seconds > 0.0 && share(gpu.idle_s) > 50.0 {
+            facts.push(format!("{name} was idle (at most 5 %) for {:.0} % of the run", share(gpu.idle_s)));
+        }
+        if let (Some(max), Some(total)) = (gpu.memory_used_mib.max, gpu.memory_total_mib)
+            && total > 0.0
+            && max >= 0.95 * total
+        {
+            facts.push(format!("{name} memory came within 5 % of full: {max:.0} of {total:.0} MiB"));
+        }
+        for (seconds, why) in [(gpu.throttled_power_s, "the power cap"), (gpu.throttled_thermal_s, "heat")] {
+            if let Some(s) = seconds.filter(|s| *s >= 1.0) {
+                facts.push(format!("{name} was held back by {why} for {s:.0} s"));
+            }
+        }
+        if seconds > 0.0 && share(gpu.starved_s) > 20.0 {
+            facts.push(format!(
+                "{name} stayed under 50 % while the host's CPUs were over 90 % busy for {:.0} % of the run",
+                share(gpu.starved_s)
+            ));
+        }
+    }
+    if let Some(max) = summary.host_totals.memory_percent.max.filter(|max| *max >= 95.0) {
+        facts.push(format!("host memory came within 5 % of full: {max:.1} %"));
+    }
+    for left in &summary.leftovers {
+        if let Some(mib) = left.gpu_memory_mib.filter(|mib| *mib > 0.0) {
+            facts.push(format!(
+                "process {} ({}) still held {mib:.0} MiB of GPU memory",
+                left.pid, left.command
+            ));
+        }
+    }
+    for target in summary.targets.iter().filter(|t| t.lost_rows > 0) {
+        facts.push(format!("{} lost {} rows", target.target, target.lost_rows));
+    }
+    facts
+}

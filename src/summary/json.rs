@@ -1,0 +1,303 @@
+//! The totals as a value for programs; `--summary FILE.json` writes it, its schema is `schemas/summary.v1.json`.
+
+use serde::Serialize;
+
+use crate::model::metric::MetricId;
+use crate::model::run::{JobExit, RunEnd, RunInfo, SCHEMA_VERSION};
+
+use super::totals::{SeriesTotal, Totals};
+
+/// Everything the end of a run says.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// Version of the file layout.
+    pub schema: u32,
+    /// gpurun's version.
+    pub gpurun: String,
+    /// Name of the run.
+    pub run: String,
+    /// Host name.
+    pub host: String,
+    /// Rank of gpurun's own environment.
+    pub rank: Option<i32>,
+    /// The job's command line.
+    pub argv: Vec<String>,
+    /// Wall-clock start, microseconds since the Unix epoch.
+    pub start_us: i64,
+    /// Wall-clock end, microseconds since the Unix epoch.
+    pub end_us: i64,
+    /// Length in seconds, suspended time excluded.
+    pub duration_s: f64,
+    /// How the job ended; null for `record`.
+    pub exit: Option<ExitSummary>,
+    /// NVIDIA driver.
+    pub driver: Option<String>,
+    /// One entry per followed GPU or MIG slice.
+    pub gpus: Vec<GpuSummary>,
+    /// The job.
+    pub job: JobSummary,
+    /// The host.
+    pub host_totals: HostSummary,
+    /// gpurun itself.
+    pub own: OwnSummary,
+    /// What each target got.
+    pub targets: Vec<TargetSummary>,
+    /// Processes left behind.
+    pub leftovers: Vec<LeftoverSummary>,
+    /// Facts worth knowing, in words.
+    pub facts: Vec<String>,
+}
+
+/// How the job ended.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExitSummary {
+    /// Exit code, if it called exit.
+    pub code: Option<u8>,
+    /// Signal, if one ended it.
+    pub signal: Option<i32>,
+    /// In words.
+    pub words: String,
+}
+
+/// Mean and extremes of one metric over the run; null where unknown.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Figures {
+    /// Time-weighted mean.
+    pub mean: Option<f64>,
+    /// Smallest value.
+    pub min: Option<f64>,
+    /// Largest value.
+    pub max: Option<f64>,
+}
+
+impl Figures {
+    fn of(total: Option<&SeriesTotal>) -> Self {
+        total.map_or_else(Self::default, |t| Self { mean: t.mean(), min: t.min, max: t.max })
+    }
+}
+
+/// One GPU.
+#[derive(Clone, Debug, Serialize)]
+pub struct GpuSummary {
+    /// NVML index.
+    pub index: u32,
+    /// MIG index for a slice.
+    pub mig: Option<u32>,
+    /// Ordinal in the job.
+    pub cuda: Option<u32>,
+    /// UUID.
+    pub uuid: String,
+    /// Marketing name.
+    pub name: Option<String>,
+    /// Capacity in MiB.
+    pub memory_total_mib: Option<f64>,
+    /// Utilisation in percent.
+    pub gpu_utilization: Figures,
+    /// Memory in use by whoever, MiB.
+    pub memory_used_mib: Figures,
+    /// Memory of the job, MiB.
+    pub job_memory_mib: Figures,
+    /// Core temperature, C.
+    pub temperature_c: Figures,
+    /// Board power, W.
+    pub power_w: Figures,
+    /// Energy of the run in J.
+    pub energy_j: Option<f64>,
+    /// `counter`, or `power` when integrated from the power readings; null without energy.
+    pub energy_source: Option<&'static str>,
+    /// Seconds held down by the power cap.
+    pub throttled_power_s: Option<f64>,
+    /// Seconds held down by heat.
+    pub throttled_thermal_s: Option<f64>,
+    /// Seconds of windows in which utilisation never passed 5 %.
+    pub idle_s: f64,
+    /// Seconds of windows in which it was below 50 % while the host's CPUs were over 90 % busy.
+    pub starved_s: f64,
+}
+
+/// The job's tree.
+#[derive(Clone, Debug, Serialize)]
+pub struct JobSummary {
+    /// CPU time in seconds, ended processes included.
+    pub cpu_s: Option<f64>,
+    /// 100 = one core.
+    pub cpu_percent: Figures,
+    /// Resident memory, MiB.
+    pub memory_rss_mib: Figures,
+    /// Proportional set size, MiB.
+    pub memory_pss_mib: Figures,
+    /// Live processes.
+    pub processes: Figures,
+    /// Read from storage, MiB.
+    pub io_read_mib: Option<f64>,
+    /// Written towards storage, MiB.
+    pub io_write_mib: Option<f64>,
+    /// Device memory over all GPUs, MiB.
+    pub gpu_memory_mib: Figures,
+}
+
+/// The host.
+#[derive(Clone, Debug, Serialize)]
+pub struct HostSummary {
+    /// 100 = every core.
+    pub cpu_percent: Figures,
+    /// Of the memory (or the cgroup's limit).
+    pub memory_percent: Figures,
+    /// PSI.
+    pub cpu_pressure: Figures,
+    /// PSI.
+    pub memory_pressure: Figures,
+    /// PSI.
+    pub io_pressure: Figures,
+}
+
+/// gpurun itself.
+#[derive(Clone, Debug, Serialize)]
+pub struct OwnSummary {
+    /// CPU time in seconds.
+    pub cpu_s: Option<f64>,
+    /// 100 = one core.
+    pub cpu_percent: Figures,
+    /// Resident memory, MiB.
+    pub memory_rss_mib: Figures,
+    /// Time per sample, ms.
+    pub sample_time_ms: Figures,
+    /// Late samples.
+    pub late_samples: Option<f64>,
+    /// Samples that were not taken.
+    pub dropped_samples: Option<f64>,
+    /// Reads, over all series, that were due and gave nothing.
+    pub missing_reads: u64,
+    /// Periodic windows.
+    pub windows: u64,
+}
+
+/// One target.
+#[derive(Clone, Debug, Serialize)]
+pub struct TargetSummary {
+    /// As typed, filled in.
+    pub target: String,
+    /// Rows written.
+    pub rows: u64,
+    /// Rows lost.
+    pub lost_rows: u64,
+    /// Last error, if the target is not complete.
+    pub error: Option<String>,
+}
+
+/// A process left behind.
+#[derive(Clone, Debug, Serialize)]
+pub struct LeftoverSummary {
+    /// Pid.
+    pub pid: i32,
+    /// Command line or name.
+    pub command: String,
+    /// Device memory it still held at the last look, MiB.
+    pub gpu_memory_mib: Option<f64>,
+}
+
+/// The exit status in words.
+pub fn exit_words(exit: JobExit) -> String {
+    match exit {
+        JobExit::Code(0) => "ended well".to_owned(),
+        JobExit::Code(code) => format!("exit status {code}"),
+        JobExit::Signal { signal, core } => {
+            format!("killed by signal {signal}{}", if core { ", core dumped" } else { "" })
+        }
+    }
+}
+
+impl Summary {
+    /// Puts a run's totals together.
+    pub fn new(
+        run: &RunInfo,
+        end: &RunEnd,
+        totals: &Totals,
+        targets: Vec<TargetSummary>,
+        leftovers: Vec<LeftoverSummary>,
+    ) -> Self {
+        let whole = |metric| Figures::of(totals.whole(metric));
+        let amount = |metric| totals.whole(metric).filter(|t| t.known_s > 0.0).map(|t| t.integral);
+        let last = |metric| totals.whole(metric).and_then(|t| t.last);
+        let mut summary = Self {
+            schema: SCHEMA_VERSION,
+            gpurun: run.version.to_owned(),
+            run: run.run.to_string(),
+            host: run.host.to_string(),
+            rank: run.rank,
+            argv: run.argv.clone(),
+            start_us: run.start.0,
+            end_us: end.end.0,
+            duration_s: end.duration_s,
+            exit: end.exit.map(|exit| ExitSummary {
+                code: if let JobExit::Code(code) = exit { Some(code) } else { None },
+                signal: if let JobExit::Signal { signal, .. } = exit { Some(signal) } else { None },
+                words: exit_words(exit),
+            }),
+            driver: run.driver.clone(),
+            gpus: run.devices.iter().map(|d| gpu(totals, d)).collect(),
+            job: JobSummary {
+                cpu_s: amount(MetricId::JobCpuPercent).map(|percent_s| percent_s / 100.0),
+                cpu_percent: whole(MetricId::JobCpuPercent),
+                memory_rss_mib: whole(MetricId::JobMemoryRss),
+                memory_pss_mib: whole(MetricId::JobMemoryPss),
+                processes: whole(MetricId::JobProcesses),
+                io_read_mib: amount(MetricId::JobIoRead),
+                io_write_mib: amount(MetricId::JobIoWrite),
+                gpu_memory_mib: whole(MetricId::JobGpuMemory),
+            },
+            host_totals: HostSummary {
+                cpu_percent: whole(MetricId::HostCpuPercent),
+                memory_percent: whole(MetricId::HostMemoryPercent),
+                cpu_pressure: whole(MetricId::HostCpuPressure),
+                memory_pressure: whole(MetricId::HostMemoryPressure),
+                io_pressure: whole(MetricId::HostIoPressure),
+            },
+            own: OwnSummary {
+                cpu_s: amount(MetricId::GpurunCpuPercent).map(|percent_s| percent_s / 100.0),
+                cpu_percent: whole(MetricId::GpurunCpuPercent),
+                memory_rss_mib: whole(MetricId::GpurunMemoryRss),
+                sample_time_ms: whole(MetricId::GpurunSampleTime),
+                late_samples: last(MetricId::GpurunLateSamples),
+                dropped_samples: last(MetricId::GpurunDroppedSamples),
+                missing_reads: totals.series().map(|t| t.missing).sum(),
+                windows: totals.windows,
+            },
+            targets,
+            leftovers,
+            facts: Vec::new(),
+        };
+        summary.facts = super::facts::facts(&summary, totals.seconds);
+        summary
+    }
+}
+
+fn gpu(totals: &Totals, device: &crate::model::device::DeviceIdentity) -> GpuSummary {
+    let of = |metric| totals.of_device(metric, &device.uuid);
+    let figures = |metric| Figures::of(of(metric));
+    let seconds = |metric| of(metric).filter(|t| t.known_s > 0.0).map(|t| t.integral / 100.0);
+    let counted = of(MetricId::GpuEnergy).and_then(|t| t.last);
+    let integrated = of(MetricId::GpuEnergyFromPower).and_then(|t| t.last);
+    GpuSummary {
+        index: device.index,
+        mig: device.mig.map(|m| m.index),
+        cuda: device.cuda,
+        uuid: device.uuid.to_string(),
+        name: device.name.clone(),
+        memory_total_mib: device
+            .memory_total
+            .map(|bytes| bytes as f64 / 1_048_576.0)
+            .or_else(|| of(MetricId::GpuMemoryTotal).and_then(|t| t.last)),
+        gpu_utilization: figures(MetricId::GpuGpuUtilization),
+        memory_used_mib: figures(MetricId::GpuMemoryUsed),
+        job_memory_mib: figures(MetricId::JobGpuMemory),
+        temperature_c: figures(MetricId::GpuTemperature),
+        power_w: figures(MetricId::GpuPowerUsage),
+        energy_j: counted.or(integrated),
+        energy_source: counted.map(|_| "counter").or(integrated.map(|_| "power")),
+        throttled_power_s: seconds(MetricId::GpuThrottledPower),
+        throttled_thermal_s: seconds(MetricId::GpuThrottledThermal),
+        idle_s: totals.idle_seconds(&device.uuid),
+        starved_s: totals.starved_seconds(&device.uuid),
+    }
+}

@@ -1,0 +1,126 @@
+//! The end of a run in a few lines of text.
+
+use std::fmt::Write as _;
+
+use super::json::{Figures, Summary};
+
+/// The lines that gpurun prints on stderr when the job has ended.
+pub fn lines(summary: &Summary) -> Vec<String> {
+    let mut lines = Vec::new();
+    let words = summary.exit.as_ref().map_or("recorded", |exit| exit.words.as_str());
+    lines.push(format!("{words} after {}", duration(summary.duration_s)));
+    for gpu in &summary.gpus {
+        lines.push(gpu_line(gpu));
+    }
+    lines.push(job_line(summary));
+    lines.push(own_line(summary));
+    for target in &summary.targets {
+        match &target.error {
+            None => lines.push(format!("{}: {} rows", target.target, target.rows)),
+            Some(error) => lines
+                .push(format!("{}: {} rows, {} lost: {error}", target.target, target.rows, target.lost_rows)),
+        }
+    }
+    lines.extend(summary.facts.iter().map(|fact| format!("note: {fact}")));
+    lines
+}
+
+fn gpu_line(gpu: &super::json::GpuSummary) -> String {
+    let mut line = match gpu.mig {
+        None => format!("GPU {}", gpu.index),
+        Some(mig) => format!("GPU {}:{mig}", gpu.index),
+    };
+    let _ = write!(line, ": utilisation {}", mean_max(&gpu.gpu_utilization, "%"));
+    let total = gpu.memory_total_mib.map_or_else(|| "?".to_owned(), |t| format!("{t:.0}"));
+    let peak = gpu.job_memory_mib.max.filter(|max| *max > 0.0);
+    match (peak, gpu.memory_used_mib.max) {
+        (Some(job), _) => drop(write!(line, ", job memory peak {job:.0} of {total} MiB")),
+        (None, Some(used)) => drop(write!(line, ", memory in use at most {used:.0} of {total} MiB")),
+        (None, None) => line.push_str(", memory unknown"),
+    }
+    if let Some(power) = gpu.power_w.mean {
+        let _ = write!(line, ", {power:.0} W");
+    }
+    if let Some(energy) = gpu.energy_j {
+        let _ = write!(line, ", {}", joules(energy));
+        if gpu.energy_source == Some("power") {
+            line.push_str(" (from power readings)");
+        }
+    }
+    if let Some(temperature) = gpu.temperature_c.max {
+        let _ = write!(line, ", at most {temperature:.0} C");
+    }
+    line
+}
+
+fn job_line(summary: &Summary) -> String {
+    let job = &summary.job;
+    let mut line = String::from("job: ");
+    match job.cpu_s {
+        Some(cpu) => {
+            drop(write!(line, "{} of CPU ({} of a core)", duration(cpu), mean_max(&job.cpu_percent, "%")))
+        }
+        None => line.push_str("CPU unknown"),
+    }
+    if let Some(rss) = job.memory_rss_mib.max {
+        let _ = write!(line, ", memory peak {rss:.0} MiB RSS");
+    }
+    if let Some(pss) = job.memory_pss_mib.max {
+        let _ = write!(line, ", {pss:.0} MiB PSS");
+    }
+    if let Some(processes) = job.processes.max {
+        let _ = write!(line, ", up to {processes:.0} process{}", if processes > 1.0 { "es" } else { "" });
+    }
+    let pressure = [
+        ("CPU", &summary.host_totals.cpu_pressure),
+        ("memory", &summary.host_totals.memory_pressure),
+        ("I/O", &summary.host_totals.io_pressure),
+    ];
+    for (what, figures) in pressure {
+        if let Some(mean) = figures.mean.filter(|mean| *mean >= 10.0) {
+            let _ = write!(line, ", host waited for {what} {mean:.0} % of the time");
+        }
+    }
+    line
+}
+
+fn own_line(summary: &Summary) -> String {
+    let own = &summary.own;
+    let mut line = format!("log: {} window{}", own.windows, if own.windows == 1 { "" } else { "s" });
+    let late = own.late_samples.unwrap_or(0.0) + own.dropped_samples.unwrap_or(0.0);
+    if late > 0.0 {
+        let _ = write!(line, ", {late:.0} samples late or not taken");
+    }
+    if let Some(mean) = own.cpu_percent.mean {
+        let _ = write!(line, ", own cost {mean:.2} % of a core");
+    }
+    if let Some(rss) = own.memory_rss_mib.max {
+        let _ = write!(line, " and {rss:.0} MiB");
+    }
+    line
+}
+
+fn mean_max(figures: &Figures, unit: &str) -> String {
+    match (figures.mean, figures.max) {
+        (Some(mean), Some(max)) => format!("mean {mean:.0} {unit}, max {max:.0} {unit}"),
+        _ => "unknown".to_owned(),
+    }
+}
+
+/// Seconds as people read them: `9.8 s`, `2 min 5 s`, `3 h 12 min`.
+pub fn duration(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    match whole {
+        0..60 => format!("{seconds:.1} s"),
+        60..3600 => format!("{} min {} s", whole / 60, whole % 60),
+        _ => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
+    }
+}
+
+fn joules(energy: f64) -> String {
+    match energy {
+        e if e >= 3.6e6 => format!("{:.2} kWh", e / 3.6e6),
+        e if e >= 1e3 => format!("{:.1} kJ", e / 1e3),
+        e => format!("{e:.0} J"),
+    }
+}

@@ -1,0 +1,206 @@
+//! The fold of periodic windows into whole-run figures.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::model::id::{GpuUuid, ProcessKey};
+use crate::model::metric::{MetricId, Scope};
+use crate::model::series::SeriesInfo;
+use crate::model::time::Mono;
+use crate::model::window::{Row, RowKind, WindowBatch};
+
+/// At most this many per-process series are kept; a run of many short processes stays small.
+const PROCESS_SERIES: usize = 4096;
+
+/// Below this utilisation (percent, maximum of a window) a GPU counts as idle for that window.
+pub(crate) const IDLE_PERCENT: f64 = 5.0;
+
+/// What identifies a series over the whole run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    metric: MetricId,
+    label: Option<Arc<str>>,
+    uuid: Option<GpuUuid>,
+    process: Option<ProcessKey>,
+}
+
+impl Key {
+    fn of(info: &SeriesInfo) -> Self {
+        Self {
+            metric: info.metric,
+            label: info.label.clone(),
+            uuid: info.device.as_ref().map(|d| d.uuid.clone()),
+            process: info.process.as_ref().map(|p| p.key),
+        }
+    }
+}
+
+/// One series over the whole run.
+#[derive(Clone, Debug)]
+pub struct SeriesTotal {
+    /// What it is about.
+    pub series: Arc<SeriesInfo>,
+    /// Sum of `mean x seconds` over the windows that have a mean.
+    pub integral: f64,
+    /// Seconds of those windows.
+    pub known_s: f64,
+    /// Smallest value.
+    pub min: Option<f64>,
+    /// Largest value.
+    pub max: Option<f64>,
+    /// Last value.
+    pub last: Option<f64>,
+    /// Reads that gave a value.
+    pub samples: u64,
+    /// Reads that gave none.
+    pub missing: u64,
+}
+
+impl SeriesTotal {
+    /// Time-weighted mean over the windows that have one.
+    pub fn mean(&self) -> Option<f64> {
+        (self.known_s > 0.0).then(|| self.integral / self.known_s)
+    }
+
+    fn add(&mut self, row: &Row, window_s: f64) {
+        let stats = &row.stats;
+        if let Some(mean) = stats.mean {
+            self.integral += mean * window_s;
+            self.known_s += window_s;
+        }
+        self.min = fold(self.min, stats.min, f64::min);
+        self.max = fold(self.max, stats.max, f64::max);
+        self.last = stats.last.or(self.last);
+        self.samples += u64::from(stats.samples);
+        self.missing += u64::from(stats.missing);
+    }
+}
+
+fn fold(old: Option<f64>, new: Option<f64>, pick: fn(f64, f64) -> f64) -> Option<f64> {
+    match (old, new) {
+        (Some(a), Some(b)) => Some(pick(a, b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// Whole-run figures.
+#[derive(Clone, Debug)]
+pub struct Totals {
+    start: Mono,
+    series: HashMap<Key, SeriesTotal>,
+    order: Vec<Key>,
+    process_series: usize,
+    /// Periodic windows so far.
+    pub windows: u64,
+    /// Seconds they cover.
+    pub seconds: f64,
+    /// Seconds in which each GPU was idle, where its utilisation is known.
+    idle_s: HashMap<GpuUuid, f64>,
+    /// Seconds in which a GPU waited (mean below 50 %) while the host's CPUs were over 90 % busy.
+    starved_s: HashMap<GpuUuid, f64>,
+}
+
+impl Totals {
+    /// Totals of a run that starts at `start`.
+    pub fn new(start: Mono) -> Self {
+        Self {
+            start,
+            series: HashMap::new(),
+            order: Vec::new(),
+            process_series: 0,
+            windows: 0,
+            seconds: 0.0,
+            idle_s: HashMap::new(),
+            starved_s: HashMap::new(),
+        }
+    }
+
+    /// When the run began.
+    pub fn start(&self) -> Mono {
+        self.start
+    }
+
+    /// Adds a window; batches of tags and steps are views of the same time and add nothing.
+    pub fn add(&mut self, batch: &WindowBatch) {
+        if batch.kind != RowKind::Window {
+            return;
+        }
+        self.windows += 1;
+        self.seconds += batch.window_s;
+        for row in &batch.rows {
+            self.add_row(row, batch.window_s);
+        }
+        self.add_patterns(batch);
+    }
+
+    fn add_row(&mut self, row: &Row, window_s: f64) {
+        let key = Key::of(&row.series);
+        if let Some(total) = self.series.get_mut(&key) {
+            total.add(row, window_s);
+            return;
+        }
+        if row.series.scope() == Scope::Process {
+            if self.process_series >= PROCESS_SERIES {
+                return;
+            }
+            self.process_series += 1;
+        }
+        let mut total = SeriesTotal {
+            series: Arc::clone(&row.series),
+            integral: 0.0,
+            known_s: 0.0,
+            min: None,
+            max: None,
+            last: None,
+            samples: 0,
+            missing: 0,
+        };
+        total.add(row, window_s);
+        self.order.push(key.clone());
+        self.series.insert(key, total);
+    }
+
+    /// Patterns that need the values of one window side by side.
+    fn add_patterns(&mut self, batch: &WindowBatch) {
+        let cpu_busy = batch
+            .rows
+            .iter()
+            .find(|row| row.series.metric == MetricId::HostCpuPercent)
+            .and_then(|row| row.stats.mean)
+            .is_some_and(|mean| mean > 90.0);
+        for row in batch.rows.iter().filter(|row| row.series.metric == MetricId::GpuGpuUtilization) {
+            let Some(device) = &row.series.device else { continue };
+            if row.stats.max.is_some_and(|max| max <= IDLE_PERCENT) {
+                *self.idle_s.entry(device.uuid.clone()).or_default() += batch.window_s;
+            }
+            if cpu_busy && row.stats.mean.is_some_and(|mean| mean < 50.0) {
+                *self.starved_s.entry(device.uuid.clone()).or_default() += batch.window_s;
+            }
+        }
+    }
+
+    /// The total of a metric without device and process.
+    pub fn whole(&self, metric: MetricId) -> Option<&SeriesTotal> {
+        self.series.get(&Key { metric, label: None, uuid: None, process: None })
+    }
+
+    /// The total of a metric of one device.
+    pub fn of_device(&self, metric: MetricId, uuid: &GpuUuid) -> Option<&SeriesTotal> {
+        self.series.get(&Key { metric, label: None, uuid: Some(uuid.clone()), process: None })
+    }
+
+    /// Every series in order of first sight.
+    pub fn series(&self) -> impl Iterator<Item = &SeriesTotal> {
+        self.order.iter().filter_map(|key| self.series.get(key))
+    }
+
+    /// Seconds in which the GPU was idle.
+    pub fn idle_seconds(&self, uuid: &GpuUuid) -> f64 {
+        self.idle_s.get(uuid).copied().unwrap_or(0.0)
+    }
+
+    /// Seconds in which the GPU waited while the host's CPUs were busy.
+    pub fn starved_seconds(&self, uuid: &GpuUuid) -> f64 {
+        self.starved_s.get(uuid).copied().unwrap_or(0.0)
+    }
+}

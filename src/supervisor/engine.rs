@@ -1,0 +1,622 @@
+//! The engine thread: takes samples on absolute deadlines, folds them with the job's marks, and
+//! hands finished windows to the writers and to the totals.
+//!
+//! It runs beside the thread that minds the job, so nothing that happens here (a driver call that
+//! hangs, a full disk, a panic) can delay a signal or change the job's exit status.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::cli::logging::{Logging, ProcessesArg};
+use crate::collectors::clock;
+use crate::control::{self, ControlEvent};
+use crate::model::metric::MetricId;
+use crate::model::run::{JobExit, RunEnd, RunInfo};
+use crate::model::sample::Sample;
+use crate::model::time::Mono;
+use crate::model::window::{RowKind, WindowBatch};
+use crate::sampling::gpu::{GpuNews, GpuReader, GpuSettings};
+use crate::sampling::{
+    Deadlines, Due, ProcessDetail, ReapedUsage, Sampler, SamplerSettings, SeriesChange, TreeRoot,
+};
+use crate::summary::Totals;
+use crate::windowing::{Fold, FoldSettings};
+use crate::writers::{FanOut, Opened, WriterReport};
+
+use super::notice::Notices;
+use super::watched::{Finding, Watched};
+
+/// Messages that wait for the engine; more are dropped and counted.
+const INBOX: usize = 4096;
+
+/// How long the engine waits for a GPU frame at a tick before it goes on without.
+const FRAME_WAIT: Duration = Duration::from_millis(250);
+
+/// How long a run waits for the driver before its files are begun without devices.
+const DRIVER_WAIT: Duration = Duration::from_secs(3);
+
+/// How often the engine looks whether the driver is open by now.
+const OPENING_LOOK: Duration = Duration::from_millis(50);
+
+/// How often a suspended engine looks at its stop flag.
+const SUSPENDED_WAIT: Duration = Duration::from_secs(60);
+
+/// How long the writers may take to finish their files after the job has ended. A Parquet target
+/// that is not done by then stays a journal, which `gpurun recover` finishes.
+const WRITERS_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How far back a late mark may reach and still be exact.
+const MARK_SLACK: Duration = Duration::from_millis(300);
+
+/// What the thread that minds the job tells the engine.
+pub enum ToEngine {
+    /// Something came in over the job's socket.
+    Control(ControlEvent),
+    /// A library user marks a tag.
+    Mark(crate::model::mark::Mark, SyncSender<Result<(), String>>),
+    /// A library user collects the innermost tag of a stack.
+    Collect(crate::model::id::StackId, SyncSender<crate::windowing::Collected>),
+    /// The job was stopped at this instant.
+    Suspended(Mono),
+    /// The job goes on since this instant.
+    Resumed(Mono),
+    /// Wake up and look at the stop flag.
+    Wake,
+}
+
+/// What the engine is to do.
+pub struct EngineSettings {
+    /// The logging options as meant.
+    pub logging: Logging,
+    /// Which processes are the job.
+    pub root: TreeRoot,
+    /// Which devices are watched, and how they are found.
+    pub watched: Watched,
+    /// NVML library to load; `None` searches the usual names.
+    pub library: Option<PathBuf>,
+    /// The targets, already open.
+    pub targets: Option<Opened>,
+    /// What is known about the run; devices, driver and series are filled in here.
+    pub run: RunInfo,
+    /// Called with each window of the root tag (the library's callback).
+    pub on_window: Option<Box<dyn FnMut(&WindowBatch) + Send>>,
+    /// Where messages to the user go.
+    pub notices: Notices,
+}
+
+/// What the thread that minds the job and the engine share.
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// The exit of the job, known when the engine is stopped.
+    exit: Mutex<Option<JobExit>>,
+    /// Usage of reaped processes that the sampler has not seen yet.
+    reaped: Mutex<Vec<ReapedUsage>>,
+    /// Messages that found the inbox full.
+    dropped: AtomicU64,
+}
+
+/// What a finished engine leaves.
+pub struct EngineEnd {
+    /// Totals of the whole run.
+    pub totals: Totals,
+    /// The run as the files describe it.
+    pub run: Arc<RunInfo>,
+    /// Its end.
+    pub end: RunEnd,
+    /// What each target got.
+    pub reports: Vec<WriterReport>,
+}
+
+impl EngineEnd {
+    /// Device memory that a process held at the last look, over all GPUs, in MiB.
+    pub fn process_gpu_memory(&self, pid: i32) -> Option<f64> {
+        let of_process = self.totals.series().filter(|total| {
+            total.series.metric == MetricId::ProcessGpuMemory
+                && total.series.process.as_ref().is_some_and(|process| process.key.pid == pid)
+        });
+        of_process.filter_map(|total| total.last).reduce(|sum, memory| sum + memory)
+    }
+}
+
+/// The other threads' hold on the engine.
+pub struct Engine {
+    inbox: SyncSender<ToEngine>,
+    shared: Arc<Shared>,
+    done: Receiver<EngineEnd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A way into the engine for the job's socket; cheap to copy, never blocks.
+#[derive(Clone)]
+pub struct EngineInbox {
+    inbox: SyncSender<ToEngine>,
+    shared: Arc<Shared>,
+}
+
+impl EngineInbox {
+    /// Hands a message over; a full inbox drops and counts it.
+    pub fn send(&self, message: ToEngine) {
+        if let Err(TrySendError::Full(_)) = self.inbox.try_send(message) {
+            self.shared.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The two ends of an engine's inbox, made before the engine so that the socket can exist before the job.
+pub struct Inbox {
+    sender: EngineInbox,
+    receiver: Receiver<ToEngine>,
+}
+
+impl Inbox {
+    /// An empty inbox.
+    pub fn new() -> Self {
+        let (inbox, receiver) = sync_channel(INBOX);
+        Self { sender: EngineInbox { inbox, shared: Arc::default() }, receiver }
+    }
+
+    /// The channel itself, for a sender that keeps what finds no room.
+    pub fn channel(&self) -> SyncSender<ToEngine> {
+        self.sender.inbox.clone()
+    }
+}
+
+impl Engine {
+    /// Starts the thread.
+    pub fn start(settings: EngineSettings, inbox: Inbox) -> std::io::Result<Self> {
+        let Inbox { sender: EngineInbox { inbox, shared }, receiver } = inbox;
+        let (finished, done) = sync_channel(1);
+        let shared_there = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("gpurun-engine".to_owned()).spawn(move || {
+            let end = Running::new(settings, receiver, shared_there).run();
+            // Nobody waits any more when this fails: the engine was abandoned.
+            let _ = finished.send(end);
+        })?;
+        Ok(Self { inbox, shared, done, thread: Some(thread) })
+    }
+
+    /// A way in for other threads.
+    pub fn inbox(&self) -> EngineInbox {
+        EngineInbox { inbox: self.inbox.clone(), shared: Arc::clone(&self.shared) }
+    }
+
+    /// Hands over the usage of a reaped process; the sampler takes it with its next sample.
+    pub fn reaped(&self, usage: ReapedUsage) {
+        self.shared.reaped.lock().unwrap_or_else(PoisonError::into_inner).push(usage);
+    }
+
+    /// Takes the last sample, writes the last window, closes the files; waits at most `patience`.
+    /// `None` when the engine did not answer in time and was abandoned.
+    pub fn finish(mut self, exit: Option<JobExit>, patience: Duration) -> Option<EngineEnd> {
+        *self.shared.exit.lock().unwrap_or_else(PoisonError::into_inner) = exit;
+        self.shared.stop.store(true, Ordering::Release);
+        self.inbox().send(ToEngine::Wake);
+        let end = self.done.recv_timeout(patience).ok();
+        if end.is_some()
+            && let Some(thread) = self.thread.take()
+        {
+            // The thread has sent its result and is on its way out.
+            let _ = thread.join();
+        }
+        end
+    }
+}
+
+/// The engine's own state, on its thread.
+struct Running {
+    logging: Logging,
+    inbox: Receiver<ToEngine>,
+    shared: Arc<Shared>,
+    watched: Option<Watched>,
+    library: Option<PathBuf>,
+    sampler: Option<Sampler>,
+    root: TreeRoot,
+    gpu: Option<GpuReader>,
+    devices_known: bool,
+    fold: Fold,
+    sample: Sample,
+    changes: Vec<SeriesChange>,
+    batches: Vec<WindowBatch>,
+    /// Batches that wait for the files to be begun.
+    waiting: VecDeque<Arc<WindowBatch>>,
+    targets: Option<Opened>,
+    out: Option<FanOut>,
+    run: RunInfo,
+    run_shared: Option<Arc<RunInfo>>,
+    totals: Totals,
+    on_window: Option<Box<dyn FnMut(&WindowBatch) + Send>>,
+    notices: Notices,
+    dropped_said: bool,
+    suspended: bool,
+    finding: Arc<Mutex<Finding>>,
+}
+
+impl Running {
+    fn new(settings: EngineSettings, inbox: Receiver<ToEngine>, shared: Arc<Shared>) -> Self {
+        let EngineSettings { logging, root, watched, library, targets, run, on_window, notices } = settings;
+        let fold = Fold::new(
+            FoldSettings {
+                window: logging.window,
+                root_tag: Arc::clone(&run.root_tag),
+                rank: run.rank,
+                every_n_steps: logging.every_n_steps,
+                slack: MARK_SLACK,
+            },
+            run.start_mono,
+        );
+        Self {
+            inbox,
+            shared,
+            watched: Some(watched),
+            library,
+            sampler: None,
+            root,
+            gpu: None,
+            devices_known: false,
+            fold,
+            sample: Sample::default(),
+            changes: Vec::new(),
+            batches: Vec::new(),
+            waiting: VecDeque::new(),
+            targets,
+            out: None,
+            totals: Totals::new(run.start_mono),
+            run,
+            run_shared: None,
+            on_window,
+            notices,
+            dropped_said: false,
+            suspended: false,
+            finding: Arc::default(),
+            logging,
+        }
+    }
+
+    /// Runs to the end. A panic of the loop costs the rest of the log and is said; what is written stays.
+    fn run(mut self) -> EngineEnd {
+        if catch_unwind(AssertUnwindSafe(|| self.follow())).is_err() {
+            self.notices.say("internal error while sampling: the log ends here, the job goes on");
+            self.wait_for_stop();
+        }
+        if catch_unwind(AssertUnwindSafe(|| self.close())).is_err() {
+            self.notices.say("internal error while closing the last window: it is lost");
+        }
+        self.end()
+    }
+
+    fn stopping(&self) -> bool {
+        self.shared.stop.load(Ordering::Acquire)
+    }
+
+    /// After a panic: nothing is done but waiting for the job to end.
+    fn wait_for_stop(&self) {
+        while !self.stopping() {
+            if matches!(self.inbox.recv_timeout(Duration::from_secs(60)), Err(RecvTimeoutError::Disconnected))
+            {
+                return;
+            }
+        }
+    }
+
+    /// Samples until the job ends.
+    fn follow(&mut self) {
+        self.begin_sampling();
+        let mut deadlines = Deadlines::new(self.run.start_mono, self.logging.interval);
+        self.tick(clock::monotonic(), Due::unscheduled());
+        loop {
+            let now = clock::monotonic();
+            // A suspended job has no samples; messages still come.
+            let wait = if self.suspended { SUSPENDED_WAIT } else { self.next_wait(deadlines.next(), now) };
+            match self.inbox.recv_timeout(wait) {
+                Ok(ToEngine::Resumed(at)) => {
+                    self.fold.resume(at);
+                    self.suspended = false;
+                    deadlines.restart(at);
+                    self.tick(clock::monotonic(), Due::unscheduled());
+                }
+                Ok(message) => self.handle(message),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if self.stopping() {
+                return;
+            }
+            let now = clock::monotonic();
+            if !self.devices_known {
+                self.attach_devices(now, Duration::ZERO);
+                if self.devices_known && !self.suspended {
+                    // The first values of the GPUs are those of now, not of the next deadline.
+                    self.tick(clock::monotonic(), Due::unscheduled());
+                }
+            }
+            if !self.suspended
+                && let Some(due) = deadlines.take(now)
+            {
+                self.tick(now, due);
+            }
+        }
+    }
+
+    /// Until the next sample; shorter while the driver is being opened, so that its first values are early.
+    fn next_wait(&self, deadline: Mono, now: Mono) -> Duration {
+        let wait = deadline.since(now);
+        if self.devices_known { wait } else { wait.min(OPENING_LOOK) }
+    }
+
+    /// Starts the process sampler at once; the driver is opened on a thread of its own.
+    fn begin_sampling(&mut self) {
+        let gpu = GpuSettings::new(self.logging.metrics.clone(), self.logging.interval);
+        let mut settings = SamplerSettings::new(self.root.clone());
+        settings.processes = match self.logging.processes {
+            ProcessesArg::Gpu => ProcessDetail::Gpu,
+            ProcessesArg::All => ProcessDetail::All,
+            ProcessesArg::None => ProcessDetail::None,
+        };
+        settings.metrics = self.logging.metrics.iter().copied().collect();
+        settings.interval = self.logging.interval;
+        settings.dear_interval = gpu.dear_every;
+        settings.gpu_processes_interval = gpu.processes_every;
+        match Sampler::new(settings) {
+            Ok(sampler) => {
+                for (id, info) in sampler.initial_series() {
+                    self.fold.open_series(id, info);
+                }
+                self.sampler = Some(sampler);
+            }
+            Err(error) => self.notices.say(&format!("host and job values cannot be read: {error}")),
+        }
+        let Some(watched) = self.watched.take() else { return };
+        let (library, finding) = (self.library.clone(), Arc::clone(&self.finding));
+        match GpuReader::launch(move || watched.find(library.as_deref(), &finding), gpu) {
+            Ok(reader) => self.gpu = Some(reader),
+            Err(error) => self.notices.say(&format!("GPU values cannot be read: {error}")),
+        }
+    }
+
+    /// Takes one sample and folds it.
+    fn tick(&mut self, now: Mono, due: Due) {
+        self.attach_devices(now, Duration::ZERO);
+        if let Some(gpu) = &mut self.gpu
+            && self.devices_known
+        {
+            gpu.request(now);
+        }
+        self.sample(now, due);
+        self.say_news();
+        self.advance();
+    }
+
+    /// Reads everything that is due; a frame that the driver does not deliver in time is taken at a later tick.
+    fn sample(&mut self, now: Mono, due: Due) {
+        let Some(sampler) = &mut self.sampler else { return };
+        for usage in self.shared.reaped.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            sampler.reaped(&usage);
+        }
+        let frame = match &mut self.gpu {
+            Some(gpu) if self.devices_known => gpu.take(FRAME_WAIT.min(self.logging.interval / 2)),
+            _ => None,
+        };
+        sampler.sample(now, due, frame, &mut self.sample, &mut self.changes);
+        self.apply_changes(now);
+        self.fold.sample(&self.sample);
+    }
+
+    fn apply_changes(&mut self, now: Mono) {
+        for change in self.changes.drain(..) {
+            match change {
+                SeriesChange::Opened(id, info) => self.fold.open_series(id, info),
+                SeriesChange::Closed(id) => self.fold.close_series(id, now),
+            }
+        }
+    }
+
+    /// Opens the GPU series and begins the files once the driver has said which devices there are,
+    /// or has had its time.
+    fn attach_devices(&mut self, now: Mono, patience: Duration) {
+        if self.devices_known {
+            return;
+        }
+        let answer = match &mut self.gpu {
+            Some(gpu) => gpu.ready(patience),
+            None => Some(Ok(Arc::from([]))),
+        };
+        match answer {
+            Some(Ok(followed)) => {
+                self.devices_known = true;
+                let finding =
+                    std::mem::take(&mut *self.finding.lock().unwrap_or_else(PoisonError::into_inner));
+                self.run.driver = finding.driver;
+                for line in finding.notes {
+                    self.notices.say(&line);
+                }
+                self.run.devices = followed.iter().map(|f| Arc::clone(&f.identity)).collect();
+                if let Some(sampler) = &mut self.sampler {
+                    sampler.attach_devices(&followed, &mut self.changes);
+                }
+                self.apply_changes(now);
+                self.begin_files();
+            }
+            Some(Err(error)) => {
+                self.devices_known = true;
+                self.gpu = None;
+                self.notices.say(&format!("no GPU values: {error}"));
+                self.begin_files();
+            }
+            None if now.since(self.run.start_mono) > DRIVER_WAIT => self.begin_files(),
+            None => {}
+        }
+    }
+
+    /// Tells the writers what the run is. Batches that were ready before are written first.
+    fn begin_files(&mut self) {
+        if self.run_shared.is_some() {
+            return;
+        }
+        if let Some(sampler) = &self.sampler {
+            self.run.series = sampler.initial_series().into_iter().map(|(_, info)| info).collect();
+        }
+        let run = Arc::new(self.run.clone());
+        self.run_shared = Some(Arc::clone(&run));
+        self.out = self.targets.take().map(|targets| targets.start(run));
+        while let Some(batch) = self.waiting.pop_front() {
+            if let Some(out) = &self.out {
+                out.send(batch);
+            }
+        }
+    }
+
+    /// What the user should hear, once each.
+    fn say_news(&mut self) {
+        if let Some(sampler) = &mut self.sampler {
+            for notice in sampler.take_notices() {
+                self.notices.say(&notice.to_string());
+            }
+        }
+        if let Some(gpu) = &mut self.gpu {
+            let news = gpu.news();
+            self.say_gpu_news(&news);
+        }
+        if let Some(out) = &self.out {
+            for line in out.notices() {
+                self.notices.say(&line);
+            }
+        }
+        if !self.dropped_said && self.shared.dropped.load(Ordering::Relaxed) > 0 {
+            self.dropped_said = true;
+            self.notices.say("messages to the sampler come faster than they can be taken: some are dropped");
+        }
+    }
+
+    /// One line for all metrics that a device lacks for the same reason.
+    fn say_gpu_news(&self, news: &[GpuNews]) {
+        let mut lines: Vec<(Option<usize>, String, Vec<&'static str>)> = Vec::new();
+        for item in news {
+            let reason = item.reason.to_string();
+            let name = item.metric.map(|metric| metric.get().name);
+            match lines.iter_mut().find(|(device, why, _)| *device == item.device && *why == reason) {
+                Some((_, _, names)) => names.extend(name),
+                None => lines.push((item.device, reason, name.into_iter().collect())),
+            }
+        }
+        for (device, reason, names) in lines {
+            let subject = device
+                .and_then(|place| self.run.devices.get(place))
+                .map_or_else(|| "NVML".to_owned(), |device| device.gpu_label());
+            let what = if names.is_empty() { String::new() } else { format!(" {}", names.join(", ")) };
+            self.notices.say_once(&format!("{subject}{what}: {reason}"));
+        }
+    }
+
+    /// Lets the fold close what is over, and passes the batches on.
+    fn advance(&mut self) {
+        let clock = clock::pair();
+        self.fold.advance(clock, &mut self.batches);
+        self.pass_on();
+    }
+
+    fn pass_on(&mut self) {
+        for batch in self.batches.drain(..) {
+            self.totals.add(&batch);
+            if batch.kind == RowKind::Window
+                && let Some(callback) = &mut self.on_window
+            {
+                callback(&batch);
+            }
+            let batch = Arc::new(batch);
+            match &self.out {
+                Some(out) => out.send(batch),
+                None if self.targets.is_some() => self.waiting.push_back(batch),
+                None => {}
+            }
+        }
+        if let Some(sampler) = &mut self.sampler {
+            for id in self.fold.freed() {
+                sampler.release(id);
+            }
+        }
+    }
+
+    fn handle(&mut self, message: ToEngine) {
+        match message {
+            ToEngine::Control(ControlEvent::Mark(mark)) => {
+                if let Err(error) = self.fold.mark(mark) {
+                    self.notices.say_once(&format!("mark ignored: {error}"));
+                }
+            }
+            ToEngine::Control(ControlEvent::Collect { stack, at, reply }) => {
+                let collected = self.fold.collect(stack, at);
+                let rows: Vec<_> =
+                    collected.rows.iter().map(|row| (Arc::clone(&row.series), row.stats)).collect();
+                reply.send(control::reply::collected(&collected.tag, collected.duration_s, &rows));
+            }
+            ToEngine::Control(ControlEvent::Snapshot { reply }) => {
+                let batch = self.fold.current(clock::pair());
+                reply.send(control::reply::snapshot(&self.run, &batch));
+            }
+            ToEngine::Control(ControlEvent::Drained) => {}
+            ToEngine::Mark(mark, reply) => {
+                let result = self.fold.mark(mark).map_err(|error| error.to_string());
+                let _ = reply.try_send(result);
+            }
+            ToEngine::Collect(stack, reply) => {
+                let now = clock::monotonic();
+                self.tick(now, Due::unscheduled());
+                let _ = reply.try_send(self.fold.collect(stack, now));
+            }
+            ToEngine::Suspended(at) => {
+                // What the job did until it was stopped still counts.
+                self.tick(at, Due::unscheduled());
+                self.fold.suspend(at);
+                self.suspended = true;
+            }
+            ToEngine::Resumed(at) => self.fold.resume(at),
+            ToEngine::Wake => {}
+        }
+    }
+
+    /// The last sample, the last windows.
+    fn close(&mut self) {
+        // Marks that were on their way when the job ended still count.
+        while let Ok(message) = self.inbox.try_recv() {
+            self.handle(message);
+        }
+        if self.suspended {
+            self.fold.resume(clock::monotonic());
+            self.suspended = false;
+        }
+        self.attach_devices(clock::monotonic(), FRAME_WAIT);
+        let now = clock::monotonic();
+        if let Some(gpu) = &mut self.gpu
+            && self.devices_known
+        {
+            gpu.request_everything(now);
+        }
+        self.sample(now, Due::unscheduled());
+        self.begin_files();
+        self.fold.finish(clock::pair(), &mut self.batches);
+        self.pass_on();
+        self.say_news();
+    }
+
+    /// Ends the driver's thread and the files.
+    fn end(mut self) -> EngineEnd {
+        if let Some(gpu) = self.gpu.take() {
+            // Abandoned if a driver call hangs: the process ends all the same.
+            let _ = gpu.stop(FRAME_WAIT);
+        }
+        self.begin_files();
+        let exit = *self.shared.exit.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = RunEnd { exit, end: clock::wall(), duration_s: self.totals.seconds };
+        let reports =
+            self.out.take().map(|out| out.finish(end.clone(), WRITERS_PATIENCE)).unwrap_or_default();
+        let run = self.run_shared.take().unwrap_or_else(|| Arc::new(self.run.clone()));
+        EngineEnd { totals: self.totals, run, end, reports }
+    }
+}

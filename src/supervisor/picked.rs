@@ -1,0 +1,136 @@
+//! The devices of a job before it starts: chosen and held, or left as the environment has them.
+
+use std::ffi::OsString;
+use std::io::IsTerminal as _;
+use std::os::fd::RawFd;
+use std::path::Path;
+
+use crate::cli::args::RunArgs;
+use crate::cli::exit::Exit;
+use crate::cli::selection::Purpose;
+use crate::collectors::models;
+use crate::collectors::nvml::Nvml;
+use crate::launch::NonBlockingStderr;
+use crate::model::device::{DeviceIdentity, ProbeRequest};
+use crate::selection::lease::Lease;
+use crate::selection::visible;
+
+use super::choose::{self, Screen, Surroundings, VISIBLE_VARIABLE};
+use super::job::Refusal;
+use super::watched::{self, Watched};
+
+/// What a job gets, and what stays with gpurun.
+pub(super) struct Picked {
+    surroundings: Surroundings,
+    /// Known before the job: what was chosen, or what had to be found out first.
+    known: Option<(Nvml, Vec<DeviceIdentity>)>,
+    env: Vec<(OsString, OsString)>,
+    lease: Option<Lease>,
+}
+
+impl Picked {
+    /// Chooses and holds what the options ask for; without any, the environment stays as it is.
+    pub fn for_job(args: &RunArgs) -> Result<Self, Refusal> {
+        let surroundings = Surroundings::from_environment();
+        if !args.selection.any() {
+            return Self::as_it_is(args, surroundings);
+        }
+        let settings = args
+            .selection
+            .settings(Purpose::Job)
+            .map_err(|mistakes| Refusal::new(Exit::Usage, mistakes.to_string()))?;
+        let nvml = open(args)?;
+        let command: Vec<String> =
+            args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        let mut stderr = NonBlockingStderr::new();
+        let mut screen =
+            Screen { out: &mut stderr, terminal: std::io::stderr().is_terminal(), quiet: args.common.quiet };
+        // Name and memory are what the start line and the files say of a device.
+        let mut probe = |request: &ProbeRequest| {
+            let request = ProbeRequest { name: true, memory: true, ..*request };
+            nvml.probe(&request).map_err(|error| error.to_string())
+        };
+        let chosen = choose::choose_for_job(&settings, &surroundings, &command, &mut probe, &mut screen)
+            .map_err(|error| Refusal { code: error.exit().code(), lines: lines(&error.to_string()) })?;
+        Ok(Self { surroundings, known: Some((nvml, chosen.devices)), env: chosen.env, lease: chosen.lease })
+    }
+
+    /// Nothing is chosen. The driver is opened after the job has started, except where the numbers of
+    /// `CUDA_VISIBLE_DEVICES` may count in CUDA's own order: then CUDA is asked, in a child that must
+    /// not be taken for one of the job's.
+    fn as_it_is(args: &RunArgs, surroundings: Surroundings) -> Result<Self, Refusal> {
+        let mut picked = Self { surroundings, known: None, env: Vec::new(), lease: None };
+        if order_matters(&picked.surroundings)
+            && let Ok(nvml) = Nvml::open(args.common.library().as_deref())
+            && let Ok((devices, notes)) = watched::seen_by_the_job(&nvml, &picked.surroundings)
+        {
+            picked.known = Some((nvml, devices));
+            if !args.common.quiet {
+                let mut stderr = NonBlockingStderr::new();
+                for note in notes {
+                    let _ = std::io::Write::write_all(&mut stderr, format!("gpurun: {note}\n").as_bytes());
+                }
+            }
+        }
+        Ok(picked)
+    }
+
+    /// Variables that the job gets beside its environment.
+    pub fn env(&self) -> Vec<(OsString, OsString)> {
+        self.env.clone()
+    }
+
+    /// `CUDA_VISIBLE_DEVICES` as gpurun set it.
+    pub fn visible_devices(&self) -> Option<String> {
+        let set = self.env.iter().find(|(name, _)| name == VISIBLE_VARIABLE);
+        set.map(|(_, value)| value.to_string_lossy().into_owned())
+    }
+
+    /// The devices, where they are known before the job starts.
+    pub fn devices(&self) -> Vec<(&DeviceIdentity, Option<u64>)> {
+        self.known.iter().flat_map(|(_, devices)| devices).map(|device| (device, None)).collect()
+    }
+
+    /// Descriptors that the job's main process inherits: the lease.
+    pub fn keep_fds(&self) -> Vec<RawFd> {
+        self.lease.as_ref().map(Lease::raw_fds).unwrap_or_default()
+    }
+
+    /// Lets others see who holds the devices.
+    pub fn note_job(&mut self, pid: i32) {
+        if let (Some(lease), Ok(pid)) = (&mut self.lease, u32::try_from(pid)) {
+            lease.note_job(pid);
+        }
+    }
+
+    /// What the run watches; takes the open driver along.
+    pub fn watched(&mut self) -> Watched {
+        match self.known.take() {
+            Some((nvml, devices)) => Watched::Known(Box::new(nvml), devices),
+            None => Watched::Visible(self.surroundings.clone()),
+        }
+    }
+}
+
+fn open(args: &RunArgs) -> Result<Nvml, Refusal> {
+    Nvml::open(args.common.library().as_deref())
+        .map_err(|error| Refusal::new(Exit::OwnFailure, format!("GPUs cannot be chosen: {error}")))
+}
+
+/// A refusal of several lines: the error first, then the reason of each device.
+fn lines(text: &str) -> Vec<String> {
+    text.lines().map(str::to_owned).collect()
+}
+
+/// Whether the variable counts devices that CUDA might count otherwise than NVML.
+fn order_matters(surroundings: &Surroundings) -> bool {
+    let counts = surroundings.visible.as_deref().is_some_and(visible::has_ordinals);
+    if !counts || surroundings.order.as_deref() == Some("PCI_BUS_ID") {
+        return false;
+    }
+    // Only unlike cards are counted differently; the kernel driver tells without opening NVML.
+    match models::installed(Path::new(models::GPUS)) {
+        Some(models) => models.windows(2).any(|pair| pair[0] != pair[1]),
+        None => true,
+    }
+}

@@ -1,0 +1,80 @@
+//! Which devices a run watches, and how they are found once the driver is open.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::collectors::nvml::{Nvml, NvmlError};
+use crate::model::device::{DeviceIdentity, ProbeRequest};
+
+use super::choose::{self, ChooseError, Surroundings};
+
+/// The devices of a run.
+pub enum Watched {
+    /// Those that gpurun chose, or had to find before the job; the driver is open already.
+    Known(Box<Nvml>, Vec<DeviceIdentity>),
+    /// Those that the job sees by `CUDA_VISIBLE_DEVICES`.
+    Visible(Surroundings),
+    /// All of the host's.
+    All,
+}
+
+/// What finding them showed beside the devices.
+#[derive(Debug, Default)]
+pub struct Finding {
+    /// The driver's version.
+    pub driver: Option<String>,
+    /// What the user should hear.
+    pub notes: Vec<String>,
+}
+
+impl Watched {
+    /// Opens the driver where it is not open, and names the devices. Runs on the reader's thread.
+    pub fn find(
+        self,
+        library: Option<&Path>,
+        finding: &Mutex<Finding>,
+    ) -> Result<(Nvml, Vec<Arc<DeviceIdentity>>), NvmlError> {
+        let (nvml, devices, notes) = match self {
+            Watched::Known(nvml, devices) => (*nvml, devices, Vec::new()),
+            Watched::Visible(surroundings) => {
+                let nvml = Nvml::open(library)?;
+                let (devices, notes) = seen_by_the_job(&nvml, &surroundings)?;
+                (nvml, devices, notes)
+            }
+            Watched::All => {
+                let nvml = Nvml::open(library)?;
+                let (mut devices, notes) = seen_by_the_job(&nvml, &Surroundings::of_the_host())?;
+                // Nobody counts these: they are the host's, not a job's.
+                devices.iter_mut().for_each(|device| device.cuda = None);
+                (nvml, devices, notes)
+            }
+        };
+        let mut finding = finding.lock().unwrap_or_else(PoisonError::into_inner);
+        finding.driver = nvml.driver_version().map(str::to_owned);
+        finding.notes = notes;
+        Ok((nvml, devices.into_iter().map(Arc::new).collect()))
+    }
+}
+
+/// The devices by the environment, with what is to be said about entries that name none.
+pub(super) fn seen_by_the_job(
+    nvml: &Nvml,
+    surroundings: &Surroundings,
+) -> Result<(Vec<DeviceIdentity>, Vec<String>), NvmlError> {
+    let mut failed = None;
+    let mut probe = |request: &ProbeRequest| {
+        nvml.probe(request).map_err(|error| {
+            let text = error.to_string();
+            failed = Some(error);
+            text
+        })
+    };
+    match choose::watched_devices(surroundings, &mut probe) {
+        Ok(watched) => Ok((watched.devices, watched.notes)),
+        Err(error) => match (failed, error) {
+            (Some(error), _) => Err(error),
+            (None, ChooseError::Driver(text) | ChooseError::TooFew(text)) => Ok((Vec::new(), vec![text])),
+            (None, other) => Ok((Vec::new(), vec![other.to_string()])),
+        },
+    }
+}

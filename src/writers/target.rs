@@ -1,0 +1,252 @@
+//! What the argument of `--log` means, and the templates in it. Touches nothing but to ask whether a
+//! directory of that name exists.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use crate::model::time::Wall;
+
+/// Where rows go.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// A CSV file.
+    Csv(PathBuf),
+    /// A Parquet file, with its journal beside it while the run lasts.
+    Parquet(PathBuf),
+    /// A TensorBoard log directory; event files go to a run directory of ours inside it.
+    TensorBoard(PathBuf),
+}
+
+/// Why an argument of `--log` means nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum TargetError {
+    /// There is no name.
+    #[error("--log needs a file or directory name")]
+    Empty,
+    /// The suffix says neither CSV nor Parquet.
+    #[error("--log {name}: unknown suffix {suffix}; use .csv, .parquet, or tensorboard:DIR")]
+    UnknownSuffix {
+        /// The argument.
+        name: String,
+        /// Its suffix with the dot.
+        suffix: String,
+    },
+    /// A template names nothing.
+    #[error(
+        "--log {name}: unknown template {{{template}}}; there are {{host}} {{rank}} {{pid}} {{run}} {{time}} {{job}}"
+    )]
+    UnknownTemplate {
+        /// The argument.
+        name: String,
+        /// The word between the braces.
+        template: String,
+    },
+    /// A brace is not closed.
+    #[error("--log {0}: a {{ without its }}; write {{{{ for the character itself")]
+    OpenBrace(String),
+    /// A directory has the name of a file target.
+    #[error("--log {0}: that is a directory; for event files write tensorboard:{0}")]
+    IsDirectory(String),
+}
+
+/// The values that templates in a target's name stand for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TemplateValues {
+    /// `{host}`.
+    pub host: String,
+    /// `{rank}`; a run without rank is rank 0.
+    pub rank: Option<i32>,
+    /// `{pid}` of gpurun.
+    pub pid: u32,
+    /// `{run}`.
+    pub run: String,
+    /// `{time}`: the start, as `YYYYMMDDThhmmssZ`.
+    pub time: Wall,
+    /// `{job}`.
+    pub job: String,
+}
+
+const TEMPLATES: [&str; 6] = ["host", "rank", "pid", "run", "time", "job"];
+
+impl Target {
+    /// Reads one argument of `--log`.
+    pub fn parse(text: &str) -> Result<Target, TargetError> {
+        if let Some(dir) = text.strip_prefix("tensorboard:") {
+            if dir.is_empty() {
+                return Err(TargetError::Empty);
+            }
+            check_templates(dir)?;
+            return Ok(Target::TensorBoard(PathBuf::from(dir)));
+        }
+        if text.is_empty() {
+            return Err(TargetError::Empty);
+        }
+        check_templates(text)?;
+        let path = PathBuf::from(text);
+        let suffix = path.extension().map(|s| s.to_string_lossy().to_ascii_lowercase());
+        let is_directory = text.ends_with('/') || path.is_dir();
+        match suffix.as_deref() {
+            Some("csv" | "parquet") if is_directory => Err(TargetError::IsDirectory(text.to_owned())),
+            Some("csv") => Ok(Target::Csv(path)),
+            Some("parquet") => Ok(Target::Parquet(path)),
+            None => Ok(Target::TensorBoard(path)),
+            Some(_) if is_directory => Ok(Target::TensorBoard(path)),
+            Some(suffix) => {
+                Err(TargetError::UnknownSuffix { name: text.to_owned(), suffix: format!(".{suffix}") })
+            }
+        }
+    }
+
+    /// The file, or the log directory.
+    pub fn path(&self) -> &Path {
+        match self {
+            Target::Csv(path) | Target::Parquet(path) | Target::TensorBoard(path) => path,
+        }
+    }
+
+    /// The target with its templates filled in.
+    pub fn resolve(&self, values: &TemplateValues) -> Target {
+        let fill = |path: &Path| match path.to_str() {
+            Some(text) => PathBuf::from(fill_templates(text, values)),
+            None => path.to_owned(),
+        };
+        match self {
+            Target::Csv(path) => Target::Csv(fill(path)),
+            Target::Parquet(path) => Target::Parquet(fill(path)),
+            Target::TensorBoard(path) => Target::TensorBoard(fill(path)),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Csv(path) | Target::Parquet(path) => write!(f, "{}", path.display()),
+            Target::TensorBoard(path) => write!(f, "tensorboard:{}", path.display()),
+        }
+    }
+}
+
+fn check_templates(text: &str) -> Result<(), TargetError> {
+    let mut rest = text;
+    while let Some(at) = rest.find('{') {
+        rest = &rest[at + 1..];
+        if let Some(after) = rest.strip_prefix('{') {
+            rest = after;
+            continue;
+        }
+        let end = rest.find('}').ok_or_else(|| TargetError::OpenBrace(text.to_owned()))?;
+        let word = &rest[..end];
+        if !TEMPLATES.contains(&word) {
+            return Err(TargetError::UnknownTemplate { name: text.to_owned(), template: word.to_owned() });
+        }
+        rest = &rest[end + 1..];
+    }
+    Ok(())
+}
+
+fn fill_templates(text: &str, values: &TemplateValues) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(['{', '}']) {
+        out.push_str(&rest[..at]);
+        let brace = &rest[at..=at];
+        rest = &rest[at + 1..];
+        if let Some(after) = rest.strip_prefix(brace) {
+            out.push_str(brace);
+            rest = after;
+            continue;
+        }
+        match rest.split_once('}') {
+            Some((word, after)) if brace == "{" && TEMPLATES.contains(&word) => {
+                out.push_str(&value_of(word, values));
+                rest = after;
+            }
+            _ => out.push_str(brace),
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+fn value_of(word: &str, values: &TemplateValues) -> String {
+    let value = match word {
+        "host" => values.host.clone(),
+        "rank" => values.rank.unwrap_or(0).to_string(),
+        "pid" => values.pid.to_string(),
+        "run" => values.run.clone(),
+        "time" => compact_time(values.time),
+        _ => values.job.clone(),
+    };
+    // A value is one component of a name: it must not reach into another directory.
+    let value = value.replace(['/', '\0'], "_");
+    if value == "." || value == ".." { "_".to_owned() } else { value }
+}
+
+/// `YYYYMMDDThhmmssZ`; the epoch for instants outside the calendar.
+fn compact_time(time: Wall) -> String {
+    let stamp = jiff::Timestamp::from_microsecond(time.0).unwrap_or_default();
+    stamp.strftime("%Y%m%dT%H%M%SZ").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn values() -> TemplateValues {
+        TemplateValues {
+            host: "n/1".into(),
+            rank: Some(3),
+            pid: 42,
+            run: "r".into(),
+            time: Wall(1_700_000_000_000_000),
+            job: "..".into(),
+        }
+    }
+
+    #[test]
+    fn the_suffix_decides() {
+        assert_eq!(Target::parse("a/b.csv"), Ok(Target::Csv("a/b.csv".into())));
+        assert_eq!(Target::parse("B.PARQUET"), Ok(Target::Parquet("B.PARQUET".into())));
+        assert_eq!(Target::parse("tensorboard:runs/x.csv"), Ok(Target::TensorBoard("runs/x.csv".into())));
+        assert_eq!(Target::parse("runs/exp1"), Ok(Target::TensorBoard("runs/exp1".into())));
+        assert_eq!(Target::parse("runs/v1.5/"), Ok(Target::TensorBoard("runs/v1.5/".into())));
+        assert!(matches!(Target::parse("m.json"), Err(TargetError::UnknownSuffix { .. })));
+        assert!(matches!(Target::parse("m.csv.gz"), Err(TargetError::UnknownSuffix { .. })));
+        assert_eq!(Target::parse(""), Err(TargetError::Empty));
+        assert_eq!(Target::parse("tensorboard:"), Err(TargetError::Empty));
+    }
+
+    #[test]
+    fn a_directory_named_like_a_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = dir.path().join("x.csv");
+        std::fs::create_dir(&name).unwrap();
+        assert!(matches!(Target::parse(name.to_str().unwrap()), Err(TargetError::IsDirectory(_))));
+    }
+
+    #[test]
+    fn templates_are_filled_and_stay_inside_one_component() {
+        let target = Target::parse("{host}/{rank}-{pid}-{run}-{time}-{job}.csv").unwrap();
+        assert_eq!(target.resolve(&values()), Target::Csv("n_1/3-42-r-20231114T221320Z-_.csv".into()));
+        assert_eq!(Target::parse("{{x}}.csv").unwrap().resolve(&values()), Target::Csv("{x}.csv".into()));
+        assert!(matches!(Target::parse("{hots}.csv"), Err(TargetError::UnknownTemplate { .. })));
+        assert!(matches!(Target::parse("{host.csv"), Err(TargetError::OpenBrace(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn parsing_never_panics_and_names_without_braces_stay(text in "[^\0]{0,40}") {
+            if let Ok(target) = Target::parse(&text) {
+                let resolved = target.resolve(&values());
+                if !text.contains(['{', '}']) {
+                    prop_assert_eq!(target, resolved);
+                }
+            }
+        }
+    }
+}
