@@ -28,6 +28,7 @@ mod notice;
 mod picked;
 mod record;
 mod recover;
+mod report;
 mod select;
 mod targets;
 mod watched;
@@ -89,6 +90,10 @@ fn other(command: Command, notices: &Notices) -> ExitCode {
             }
         }
         Command::Export(args) => export_logs(args, notices),
+        Command::Report(args) => {
+            drop(out);
+            report::run(&args, notices)
+        }
         _ => Exit::Failed.into(),
     }
 }

@@ -96,7 +96,9 @@ impl Builder {
         let (mut runs, clients): (Vec<Part>, Vec<Part>) = parts.into_iter().partition(|p| p.windows > 0);
         for client in clients {
             let around = |p: &&mut Part| {
-                p.key.source == client.key.source && p.key.run == client.key.run && p.key.host == client.key.host
+                p.key.source == client.key.source
+                    && p.key.run == client.key.run
+                    && p.key.host == client.key.host
             };
             match runs.iter_mut().filter(around).min_by_key(|p| p.key.rank) {
                 Some(run) => run.adopt(client),

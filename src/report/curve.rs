@@ -100,7 +100,14 @@ pub(super) struct Curve {
 
 impl Curve {
     /// Adds the span that ends at `to`; one whose mean is unknown adds nothing, and so leaves a gap.
-    pub(super) fn add(&mut self, to: i64, seconds: f64, mean: Option<f64>, min: Option<f64>, max: Option<f64>) {
+    pub(super) fn add(
+        &mut self,
+        to: i64,
+        seconds: f64,
+        mean: Option<f64>,
+        min: Option<f64>,
+        max: Option<f64>,
+    ) {
         let finite = |v: Option<f64>| v.filter(|v| v.is_finite());
         let Some(mean) = finite(mean) else { return };
         if !(seconds.is_finite() && seconds > 0.0) {

@@ -300,7 +300,9 @@ impl Part {
         match (row.scope, row.metric) {
             ("process", _) => self.add_process(row),
             ("user", _) => self.add_scalar(row),
-            ("job", "gpu_memory") if row.gpu.is_none() && row.uuid.is_none() => figures(&mut self.job_gpu_memory),
+            ("job", "gpu_memory") if row.gpu.is_none() && row.uuid.is_none() => {
+                figures(&mut self.job_gpu_memory)
+            }
             ("gpu", _) | ("job", "gpu_memory" | "gpu_sm_utilization") => {
                 if let Some(device) = self.device(row) {
                     device.add(row);

@@ -107,8 +107,10 @@ mod tests {
         let mut bars = Bars::default();
         bars.add(10_000_000, 5.0);
         bars.add(20_000_000, 5.0);
-        let expected =
-            [Bar { from: 5_000_000, to: 10_000_000, busy: 5_000_000 }, Bar { from: 15_000_000, to: 20_000_000, busy: 5_000_000 }];
+        let expected = [
+            Bar { from: 5_000_000, to: 10_000_000, busy: 5_000_000 },
+            Bar { from: 15_000_000, to: 20_000_000, busy: 5_000_000 },
+        ];
         assert_eq!(bars.bars(0), expected);
         // Joined at a coarser look, the time that was open stays known.
         let joined = bars.bars(20_000_000);

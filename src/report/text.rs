@@ -155,11 +155,21 @@ fn facts(report: &Report, out: &mut dyn Write) -> fmt::Result {
         }
         if many {
             let labels = (from..to).map(|c| cell(&clean(&report.parts[c].label)));
-            write_line(out, &std::iter::once(String::new()).chain(labels).collect::<Vec<_>>(), name, &widths[from..to])?;
+            write_line(
+                out,
+                &std::iter::once(String::new()).chain(labels).collect::<Vec<_>>(),
+                name,
+                &widths[from..to],
+            )?;
         }
         for (fact, values) in &table {
             let cells = (from..to).map(|c| cell(&values[c]));
-            write_line(out, &std::iter::once((*fact).to_owned()).chain(cells).collect::<Vec<_>>(), name, &widths[from..to])?;
+            write_line(
+                out,
+                &std::iter::once((*fact).to_owned()).chain(cells).collect::<Vec<_>>(),
+                name,
+                &widths[from..to],
+            )?;
         }
         from = to;
     }
@@ -334,7 +344,8 @@ pub(super) fn scalars(report: &Report, many: bool) -> Table {
 
 /// The processes of each run that used most CPU time.
 pub(super) fn processes(report: &Report, many: bool) -> Table {
-    let header = [("pid", true), ("name", false), ("CPU time", true), ("RSS peak", true), ("GPU memory peak", true)];
+    let header =
+        [("pid", true), ("name", false), ("CPU time", true), ("RSS peak", true), ("GPU memory peak", true)];
     let mut table = Table::new(many, &header);
     for part in &report.parts {
         for process in part.processes.iter().take(PROCESSES) {

@@ -13,7 +13,8 @@ pub(super) const UNKNOWN: &str = "–";
 /// direction of writing become `�`.
 pub(super) fn clean(text: &str) -> String {
     let odd = |c: char| {
-        c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
     };
     text.chars().map(|c| if odd(c) { '\u{fffd}' } else { c }).collect()
 }
@@ -188,7 +189,7 @@ pub(super) fn ending(part: &Part, describes: bool) -> String {
             Some(name) => format!("killed by {name} ({signal})"),
             None => format!("killed by signal {signal}"),
         },
-        None if !describes => "not in a CSV file".to_owned(),
+        None if !describes => UNKNOWN.to_owned(),
         None if part.about.end_us.is_some() => "recorded, not launched".to_owned(),
         None => "unknown: the log was not finished".to_owned(),
     }
@@ -211,8 +212,7 @@ pub(super) fn held_seconds(figures: &Figures) -> Option<f64> {
 
 /// `power 12.0 s, heat 3.1 s`; `none`; unknown.
 pub(super) fn throttled(device: &super::part::Device) -> String {
-    let causes =
-        [("power", &device.throttled_power.figures), ("heat", &device.throttled_thermal.figures)];
+    let causes = [("power", &device.throttled_power.figures), ("heat", &device.throttled_thermal.figures)];
     let mut parts = Vec::new();
     let mut any = false;
     for (cause, figures) in causes {
