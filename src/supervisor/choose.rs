@@ -698,7 +698,7 @@ impl Chooser<'_> {
             "{} of {} {} the constraints now, and {wanted} {} wanted",
             look.choice.chosen.len(),
             counted(look.candidates.len()),
-            if look.choice.chosen.len() == 1 { "satisfies" } else { "satisfy" },
+            if look.choice.chosen.len() == 1 || look.candidates.len() == 1 { "satisfies" } else { "satisfy" },
             if wanted == 1 { "is" } else { "are" },
         );
         self.with_reasons(text, look)
