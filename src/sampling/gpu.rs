@@ -92,11 +92,11 @@ trait Source {
 struct State {
     /// A frame that is asked for and not begun.
     asked: Option<(Mono, Instant, Depth)>,
-    /// When the frame that is being read was begun.
+    /// When the frame that is being read, or that waits for the one before to be taken, was begun.
     busy: Option<Instant>,
     /// A whole frame that nobody has taken.
-    ready: Option<Box<GpuFrame>>,
-    spare: Vec<Box<GpuFrame>>,
+    ready: Option<GpuFrame>,
+    spare: Vec<GpuFrame>,
     news: Vec<GpuNews>,
     opened: Option<Result<Arc<[Followed]>, GpuReaderError>>,
     stop: bool,
@@ -125,7 +125,7 @@ pub struct GpuReader {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     /// The frame that was taken last.
-    current: Box<GpuFrame>,
+    current: GpuFrame,
     followed: Option<Arc<[Followed]>>,
 }
 
@@ -166,7 +166,7 @@ impl GpuReader {
         open: impl FnOnce() -> Result<S, GpuReaderError> + Send + 'static,
     ) -> Result<Self, GpuReaderError> {
         let shared = Arc::new(Shared::default());
-        shared.lock().spare = vec![Box::default(), Box::default()];
+        shared.lock().spare = vec![GpuFrame::default(), GpuFrame::default()];
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("gpurun-gpu".to_owned())
@@ -182,7 +182,7 @@ impl GpuReader {
                 theirs.done.notify_all();
             })
             .map_err(|error| GpuReaderError::Failed(format!("no thread: {error}")))?;
-        Ok(Self { shared, thread: Some(thread), current: Box::default(), followed: None })
+        Ok(Self { shared, thread: Some(thread), current: GpuFrame::default(), followed: None })
     }
 
     /// Waits for the driver to be open, at most so long: the followed devices, in the order of the frames, or why
@@ -341,7 +341,7 @@ fn run<S: Source>(shared: &Shared, open: impl FnOnce() -> Result<S, GpuReaderErr
 }
 
 /// Waits for work: the request and a buffer for its frame. `None` when it is time to end.
-fn next(shared: &Shared) -> Option<(Mono, Instant, Depth, Box<GpuFrame>)> {
+fn next(shared: &Shared) -> Option<(Mono, Instant, Depth, GpuFrame)> {
     let state = shared.lock();
     let mut state = shared
         .work
@@ -358,10 +358,9 @@ fn next(shared: &Shared) -> Option<(Mono, Instant, Depth, Box<GpuFrame>)> {
 }
 
 /// Hands the frame over as soon as the one before is taken. `false` when it is time to end.
-fn deliver(shared: &Shared, frame: Box<GpuFrame>, news: &mut Vec<GpuNews>) -> bool {
+fn deliver(shared: &Shared, frame: GpuFrame, news: &mut Vec<GpuNews>) -> bool {
     let mut state = shared.lock();
     state.news.append(news);
-    state.busy = None;
     let mut state = shared
         .work
         .wait_while(state, |state| state.ready.is_some() && !state.stop)
@@ -369,6 +368,7 @@ fn deliver(shared: &Shared, frame: Box<GpuFrame>, news: &mut Vec<GpuNews>) -> bo
     if state.stop {
         return false;
     }
+    state.busy = None;
     state.ready = Some(frame);
     drop(state);
     shared.done.notify_all();
@@ -385,5 +385,195 @@ fn blank(frame: &mut GpuFrame, followed: &[Followed]) {
         // No counter has failed yet, so its estimate is not in use.
         let missing = cheap.filter(|id| **id != MetricId::GpuEnergyFromPower);
         device.readings.extend(missing.map(|id| (*id, Reading::Missing)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::model::id::GpuUuid;
+    use crate::sampling::frame::DeviceFrame;
+
+    /// Long enough for any loaded machine; nothing passes or fails by it.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// A source that does to each frame what a test says.
+    struct Scripted<F>(F);
+
+    impl<F: FnMut(Mono, Depth, &mut GpuFrame)> Source for Scripted<F> {
+        fn followed(&self) -> Vec<Followed> {
+            let identity = DeviceIdentity {
+                index: 0,
+                mig: None,
+                cuda: None,
+                uuid: GpuUuid::new("GPU-0"),
+                name: None,
+                memory_total: None,
+            };
+            vec![Followed {
+                identity: Arc::new(identity),
+                role: Role::Whole,
+                metrics: vec![
+                    MetricId::GpuTemperature,
+                    MetricId::GpuFanSpeed,
+                    MetricId::GpuEnergy,
+                    MetricId::GpuEnergyFromPower,
+                ],
+            }]
+        }
+
+        fn read(&mut self, at: Mono, depth: Depth, frame: &mut GpuFrame, _news: &mut Vec<GpuNews>) {
+            (self.0)(at, depth, frame);
+        }
+    }
+
+    fn reader(read: impl FnMut(Mono, Depth, &mut GpuFrame) + Send + 'static) -> GpuReader {
+        GpuReader::spawn(move || Ok(Scripted(read))).unwrap()
+    }
+
+    /// Writes the instant that was asked for where a test can find it.
+    fn stamp(at: Mono, frame: &mut GpuFrame) {
+        frame.devices.resize_with(1, DeviceFrame::default);
+        frame.devices[0].readings.clear();
+        frame.devices[0].readings.push((MetricId::GpuTemperature, Reading::Value(at.0 as f64)));
+    }
+
+    fn stamped(frame: &GpuFrame) -> f64 {
+        match frame.devices[0].readings[0].1 {
+            Reading::Value(value) => value,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_request_gives_a_frame_and_silence_gives_none() {
+        let mut reader = reader(|at, _, frame| stamp(at, frame));
+        assert!(reader.take(PATIENCE).is_none(), "nothing was asked for");
+        for at in 1..20 {
+            reader.request(Mono(at));
+            let frame = reader.take(PATIENCE).unwrap();
+            assert_eq!(stamped(frame), at as f64);
+            assert!(frame.at >= Mono(at));
+        }
+        assert!(reader.stop(PATIENCE));
+    }
+
+    #[test]
+    fn a_late_frame_is_taken_later_and_none_is_lost() {
+        let (go, gate) = mpsc::channel::<()>();
+        let mut reader = reader(move |at, _, frame| {
+            gate.recv().unwrap();
+            stamp(at, frame);
+        });
+        reader.ready(PATIENCE).unwrap().unwrap();
+        reader.request(Mono(1));
+        assert!(reader.take(Duration::ZERO).is_none(), "it hangs");
+        while reader.busy_for().is_none() {
+            std::thread::yield_now();
+        }
+        reader.request(Mono(2));
+        reader.request(Mono(3));
+        go.send(()).unwrap();
+        go.send(()).unwrap();
+        assert_eq!(stamped(reader.take(PATIENCE).unwrap()), 1.0);
+        assert_eq!(
+            stamped(reader.take(PATIENCE).unwrap()),
+            3.0,
+            "the request that was not begun was replaced"
+        );
+        assert!(reader.take(Duration::ZERO).is_none());
+        assert!(reader.stop(PATIENCE));
+    }
+
+    #[test]
+    fn a_replaced_request_for_everything_is_kept() {
+        let (go, gate) = mpsc::channel::<()>();
+        let (seen, depths) = mpsc::channel();
+        let mut reader = reader(move |_, depth, _| {
+            gate.recv().unwrap();
+            seen.send(depth).unwrap();
+        });
+        reader.request(Mono(1));
+        while reader.busy_for().is_none() {
+            std::thread::yield_now();
+        }
+        reader.request_everything(Mono(2));
+        reader.request(Mono(3));
+        go.send(()).unwrap();
+        go.send(()).unwrap();
+        assert!(reader.take(PATIENCE).is_some() && reader.take(PATIENCE).is_some());
+        assert_eq!(depths.iter().take(2).collect::<Vec<_>>(), [Depth::Due, Depth::Everything]);
+    }
+
+    #[test]
+    fn a_hung_call_is_left_behind() {
+        let (go, gate) = mpsc::channel::<()>();
+        let mut reader = reader(move |_, _, _| gate.recv().unwrap_or(()));
+        reader.request(Mono(1));
+        while reader.busy_for().is_none() {
+            std::thread::yield_now();
+        }
+        assert!(reader.take(Duration::ZERO).is_none());
+        assert!(!reader.stop(Duration::from_millis(1)), "it cannot have ended");
+        drop(go);
+    }
+
+    #[test]
+    fn a_panic_costs_a_frame_and_three_in_a_row_cost_the_reader() {
+        let mut reader = reader(|at, _, frame| {
+            stamp(at, frame);
+            assert!(at.0 % 2 == 0 && at.0 < 10, "odd or late");
+        });
+        for at in 1..=4 {
+            reader.request(Mono(at));
+            let frame = reader.take(PATIENCE).unwrap();
+            if at % 2 == 0 {
+                assert_eq!(stamped(frame), at as f64);
+            } else {
+                let missing =
+                    [MetricId::GpuTemperature, MetricId::GpuEnergy].map(|id| (id, Reading::Missing));
+                assert_eq!(frame.devices[0].readings, missing);
+            }
+        }
+        let news = reader.news();
+        assert_eq!(news.len(), 2);
+        assert!(news[0].device.is_none() && news[0].reason.to_string().contains("odd or late"), "{news:?}");
+        for at in 10..13 {
+            reader.request(Mono(at));
+            assert!(reader.take(PATIENCE).is_some());
+        }
+        reader.request(Mono(13));
+        assert!(reader.take(PATIENCE).is_none());
+        assert!(reader.has_ended());
+        assert!(reader.stop(PATIENCE));
+    }
+
+    #[test]
+    fn what_fails_at_the_opening_is_told() {
+        let error = || NvmlError::NoDriver { library: "x".to_owned() };
+        let mut failing =
+            GpuReader::launch(move || Err(error()), GpuSettings::new(vec![], PATIENCE)).unwrap();
+        assert_eq!(failing.ready(PATIENCE), Some(Err(GpuReaderError::Driver(error()))));
+        failing.request(Mono(1));
+        assert!(failing.take(PATIENCE).is_none());
+        assert!(failing.stop(PATIENCE));
+
+        let mut panicking =
+            GpuReader::launch(|| panic!("at the opening"), GpuSettings::new(vec![], PATIENCE)).unwrap();
+        let answer = panicking.ready(PATIENCE).unwrap();
+        assert_eq!(answer, Err(GpuReaderError::Failed("at the opening".to_owned())));
+    }
+
+    #[test]
+    fn buffers_go_round() {
+        let mut reader = reader(|at, _, frame| stamp(at, frame));
+        let mut places = std::collections::HashSet::new();
+        for at in 0..50 {
+            reader.request(Mono(at));
+            places.insert(reader.take(PATIENCE).unwrap().devices.as_ptr());
+        }
+        assert!(places.len() <= 3, "{} frames were allocated", places.len());
     }
 }
