@@ -573,6 +573,11 @@ fn explain_and_json_tell_each_verdict() {
     assert_eq!(verdict["verdict"], "fail");
     assert_eq!(verdict["limit"], 5_000_000_000_u64);
     assert_eq!(verdict["value"], 1000 * 1024 * 1024);
+    let output = host.select(&["-f", "5G", "-n", "2", "--json"]);
+    assert_eq!(output.status.code(), Some(4));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&json["enough"], &json["cuda_visible_devices"]), (&false.into(), &serde_json::Value::Null));
+    assert_eq!(json["devices"][0]["chosen"], false);
 }
 
 #[test]
