@@ -92,7 +92,7 @@ trait Source {
 struct State {
     /// A frame that is asked for and not begun.
     asked: Option<(Mono, Instant, Depth)>,
-    /// When the frame that is being read, or that waits for the one before to be taken, was begun.
+    /// When the frame that is being read was begun.
     busy: Option<Instant>,
     /// A whole frame that nobody has taken.
     ready: Option<GpuFrame>,
@@ -106,7 +106,7 @@ struct State {
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// For the thread: something was asked for, taken, or it is to stop.
+    /// For the thread: something was asked for, or it is to stop.
     work: Condvar,
     /// For the owner: opened, a frame is ready, or the thread ended.
     done: Condvar,
@@ -224,23 +224,19 @@ impl GpuReader {
         self.shared.work.notify_one();
     }
 
-    /// The oldest frame that was not taken yet. Waits for one that is asked for, at most so long; with nothing asked
-    /// for it returns at once.
+    /// The youngest frame that was not taken yet. Waits for the one that was asked for last, at most so long; then an
+    /// older one that came late will do. With nothing asked for it returns at once.
     ///
-    /// After a late frame there can be two: call again until a frame is as young as the last request. A frame says
-    /// itself when its reads began.
+    /// A frame says itself when its reads began. One that came late and was overtaken is not lost as a whole: what
+    /// the younger one did not have to read is carried over into it.
     pub fn take(&mut self, wait: Duration) -> Option<&GpuFrame> {
         let state = self.shared.lock();
-        let waiting = |state: &mut State| {
-            state.ready.is_none() && !state.ended && (state.asked.is_some() || state.busy.is_some())
-        };
+        let waiting = |state: &mut State| !state.ended && (state.asked.is_some() || state.busy.is_some());
         let (mut state, _) =
             self.shared.done.wait_timeout_while(state, wait, waiting).unwrap_or_else(PoisonError::into_inner);
         let fresh = state.ready.take()?;
         let old = std::mem::replace(&mut self.current, fresh);
         state.spare.push(old);
-        drop(state);
-        self.shared.work.notify_one();
         Some(&self.current)
     }
 
@@ -357,22 +353,35 @@ fn next(shared: &Shared) -> Option<(Mono, Instant, Depth, GpuFrame)> {
     Some((at, asked, depth, frame))
 }
 
-/// Hands the frame over as soon as the one before is taken. `false` when it is time to end.
-fn deliver(shared: &Shared, frame: GpuFrame, news: &mut Vec<GpuNews>) -> bool {
+/// Hands the frame over. `false` when it is time to end.
+fn deliver(shared: &Shared, mut frame: GpuFrame, news: &mut Vec<GpuNews>) -> bool {
     let mut state = shared.lock();
     state.news.append(news);
-    let mut state = shared
-        .work
-        .wait_while(state, |state| state.ready.is_some() && !state.stop)
-        .unwrap_or_else(PoisonError::into_inner);
-    if state.stop {
-        return false;
-    }
     state.busy = None;
+    if let Some(mut overtaken) = state.ready.take() {
+        carry_over(&mut overtaken, &mut frame);
+        state.spare.push(overtaken);
+    }
     state.ready = Some(frame);
+    let go_on = !state.stop;
     drop(state);
     shared.done.notify_all();
-    true
+    go_on
+}
+
+/// Moves what only the older frame has read into the younger one: values of the slower paces, process lists.
+fn carry_over(older: &mut GpuFrame, younger: &mut GpuFrame) {
+    for (old, young) in older.devices.iter_mut().zip(&mut younger.devices) {
+        let fresh = young.readings.len();
+        for (id, reading) in old.readings.drain(..) {
+            if !young.readings.iter().take(fresh).any(|(known, _)| *known == id) {
+                young.readings.push((id, reading));
+            }
+        }
+        if young.processes.is_none() {
+            young.processes = old.processes.take();
+        }
+    }
 }
 
 /// A frame in which everything of the cheap tier is missing.
@@ -460,50 +469,89 @@ mod tests {
         assert!(reader.stop(PATIENCE));
     }
 
-    #[test]
-    fn a_late_frame_is_taken_later_and_none_is_lost() {
+    /// A reader whose frames wait for a word each, and which says how deep each one was.
+    fn gated(
+        read: impl Fn(Mono, &mut GpuFrame) + Send + 'static,
+    ) -> (GpuReader, mpsc::Sender<()>, mpsc::Receiver<Depth>) {
         let (go, gate) = mpsc::channel::<()>();
-        let mut reader = reader(move |at, _, frame| {
+        let (seen, depths) = mpsc::channel();
+        let reader = reader(move |at, depth, frame| {
             gate.recv().unwrap();
-            stamp(at, frame);
+            read(at, frame);
+            seen.send(depth).unwrap();
         });
-        reader.ready(PATIENCE).unwrap().unwrap();
-        reader.request(Mono(1));
-        assert!(reader.take(Duration::ZERO).is_none(), "it hangs");
+        (reader, go, depths)
+    }
+
+    fn wait_until_busy(reader: &GpuReader) {
         while reader.busy_for().is_none() {
             std::thread::yield_now();
         }
-        reader.request(Mono(2));
-        reader.request(Mono(3));
-        go.send(()).unwrap();
+    }
+
+    #[test]
+    fn a_late_frame_is_taken_at_a_later_tick() {
+        let (mut reader, go, _depths) = gated(stamp);
+        reader.request(Mono(1));
+        wait_until_busy(&reader);
+        assert!(reader.take(Duration::ZERO).is_none(), "it hangs");
         go.send(()).unwrap();
         assert_eq!(stamped(reader.take(PATIENCE).unwrap()), 1.0);
+        assert!(reader.take(PATIENCE).is_none(), "taken is taken");
+
+        // While the next one hangs, a late one is better than none.
+        reader.request(Mono(2));
+        wait_until_busy(&reader);
+        reader.request(Mono(3));
+        reader.request(Mono(4));
+        go.send(()).unwrap();
+        while reader.shared.lock().asked.is_some() {
+            std::thread::yield_now();
+        }
+        assert_eq!(stamped(reader.take(Duration::ZERO).unwrap()), 2.0);
+        go.send(()).unwrap();
         assert_eq!(
             stamped(reader.take(PATIENCE).unwrap()),
-            3.0,
+            4.0,
             "the request that was not begun was replaced"
         );
-        assert!(reader.take(Duration::ZERO).is_none());
         assert!(reader.stop(PATIENCE));
     }
 
     #[test]
-    fn a_replaced_request_for_everything_is_kept() {
-        let (go, gate) = mpsc::channel::<()>();
-        let (seen, depths) = mpsc::channel();
-        let mut reader = reader(move |_, depth, _| {
-            gate.recv().unwrap();
-            seen.send(depth).unwrap();
+    fn an_overtaken_frame_leaves_what_only_it_has_read() {
+        let (mut reader, go, _depths) = gated(|at, frame| {
+            stamp(at, frame);
+            frame.devices[0].processes = None;
+            if at.0 == 1 {
+                frame.devices[0].readings.push((MetricId::GpuFanSpeed, Reading::Value(30.0)));
+                frame.devices[0].processes = Some(Ok(Vec::new()));
+            }
         });
         reader.request(Mono(1));
-        while reader.busy_for().is_none() {
-            std::thread::yield_now();
-        }
+        wait_until_busy(&reader);
+        reader.request(Mono(2));
+        go.send(()).unwrap();
+        go.send(()).unwrap();
+        let frame = reader.take(PATIENCE).unwrap();
+        let both =
+            [(MetricId::GpuTemperature, Reading::Value(2.0)), (MetricId::GpuFanSpeed, Reading::Value(30.0))];
+        assert_eq!(frame.devices[0].readings, both);
+        assert_eq!(frame.devices[0].processes, Some(Ok(Vec::new())));
+        assert!(frame.at >= Mono(2));
+        assert!(reader.take(PATIENCE).is_none(), "nothing lags behind");
+    }
+
+    #[test]
+    fn a_replaced_request_for_everything_is_kept() {
+        let (mut reader, go, depths) = gated(stamp);
+        reader.request(Mono(1));
+        wait_until_busy(&reader);
         reader.request_everything(Mono(2));
         reader.request(Mono(3));
         go.send(()).unwrap();
         go.send(()).unwrap();
-        assert!(reader.take(PATIENCE).is_some() && reader.take(PATIENCE).is_some());
+        assert_eq!(stamped(reader.take(PATIENCE).unwrap()), 3.0);
         assert_eq!(depths.iter().take(2).collect::<Vec<_>>(), [Depth::Due, Depth::Everything]);
     }
 
@@ -512,9 +560,7 @@ mod tests {
         let (go, gate) = mpsc::channel::<()>();
         let mut reader = reader(move |_, _, _| gate.recv().unwrap_or(()));
         reader.request(Mono(1));
-        while reader.busy_for().is_none() {
-            std::thread::yield_now();
-        }
+        wait_until_busy(&reader);
         assert!(reader.take(Duration::ZERO).is_none());
         assert!(!reader.stop(Duration::from_millis(1)), "it cannot have ended");
         drop(go);
