@@ -23,7 +23,7 @@ pub use calls::{Handle, MemoryInfo, Utilization};
 pub use error::{CallResult, Fault, NvmlError};
 pub use fields::{Field, FieldNumber, FieldRequest};
 pub use processes::{ProcessBuffer, ProcessEntry, UtilizationSample};
-pub use unified::{HostMemory, HostMemorySource, meminfo};
+pub use unified::{HostMemory, HostMemorySource};
 
 /// Where the library is looked for when no path is given, in this order. The last one is WSL's.
 pub const LIBRARY_NAMES: [&str; 3] =
@@ -126,16 +126,14 @@ impl Nvml {
         Ok(nvml)
     }
 
-    /// Looks for the owners of processes, and for host memory unless another source is set, under this root
-    /// instead of `/proc`.
+    /// Looks for the owners of processes under this root instead of `/proc`.
     #[must_use]
     pub fn with_proc_root(mut self, root: &Path) -> Self {
         root.clone_into(&mut self.proc_root);
-        self.host_memory = HostMemorySource::proc(root);
         self
     }
 
-    /// Takes the budget of GPUs that share the host's memory from this source, which may know of a cgroup's limit.
+    /// Takes the budget of GPUs that share the host's memory from this source instead of the system's own files.
     #[must_use]
     pub fn with_host_memory(mut self, source: HostMemorySource) -> Self {
         self.host_memory = source;

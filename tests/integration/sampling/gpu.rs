@@ -465,7 +465,8 @@ fn a_carve_out_is_no_budget_and_silence_alone_is_no_unified_memory() {
     ]);
     on_stage("a_carve_out_is_no_budget_and_silence_alone_is_no_unified_memory", scenario, |stage| {
         std::fs::write(stage.file("meminfo"), "MemTotal: 48000000 kB\nMemAvailable: 30000000 kB\n").unwrap();
-        let nvml = stage.nvml().with_proc_root(&stage.directory);
+        let source = HostMemorySource::system(&stage.directory, &stage.directory);
+        let nvml = stage.nvml().with_host_memory(source);
         let seen = nvml.probe(&ProbeRequest { memory: true, ..ProbeRequest::default() }).unwrap();
         let memory = DeviceMemory { total: 48_000_000 << 10, free: 30_000_000 << 10, used: 0, unified: true };
         assert_eq!(seen[0].memory, Ok(memory));
