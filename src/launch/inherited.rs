@@ -22,6 +22,10 @@ pub struct Inherited {
     pub is_init: bool,
     /// gpurun leads its session: the kernel sends a terminal's hangup to it alone.
     pub leads_session: bool,
+    /// The signal to get when the parent dies (0: none): exec would keep it, a fork does not.
+    pub parent_death_signal: i32,
+    /// Orphans of descendants come to this process: exec would keep it, a fork does not.
+    pub is_subreaper: bool,
 }
 
 static INHERITED: OnceLock<Inherited> = OnceLock::new();
@@ -58,6 +62,12 @@ fn look() -> Inherited {
     let got = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0;
     // SAFETY: `getpid` and `getsid(0)` read the caller's own ids and have no preconditions.
     let (pid, session) = unsafe { (libc::getpid(), libc::getsid(0)) };
+    let (mut death_signal, mut subreaper): (libc::c_int, libc::c_int) = (0, 0);
+    // SAFETY: both calls fill one int and leave it alone when they fail.
+    unsafe {
+        libc::prctl(libc::PR_GET_PDEATHSIG, &raw mut death_signal);
+        libc::prctl(libc::PR_GET_CHILD_SUBREAPER, &raw mut subreaper);
+    }
     Inherited {
         blocked: SignalSet::blocked_now(),
         ignored,
@@ -65,5 +75,7 @@ fn look() -> Inherited {
         descriptors: got.then_some((limit.rlim_cur, limit.rlim_max)),
         is_init: pid == 1,
         leads_session: session == pid,
+        parent_death_signal: death_signal,
+        is_subreaper: subreaper != 0,
     }
 }

@@ -1,6 +1,6 @@
 //! Signal sets, the hold on all signals, and reading them with their origin.
 
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// A set of signals 1 to 64.
@@ -133,12 +133,28 @@ impl SignalHold {
         Ok(SignalHold { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
 
-    /// Runs `wait` with the mask that gpurun was started with, for the time before there is a job:
-    /// Ctrl-C, TERM and Ctrl-Z then do what they do to any program. Main thread only.
+    /// Runs `wait` with signals acting as on any program, for the time before there is a job: Ctrl-C and
+    /// TERM end gpurun, Ctrl-Z stops it.
+    ///
+    /// They act through a thread made for it, and only that one has them unblocked. The calling thread and
+    /// whatever threads `wait` starts (a driver's, a reader's that stays) keep them held, so that none of
+    /// those can take a signal away from the job later.
     pub fn released<T>(&self, wait: impl FnOnce() -> T) -> T {
-        super::inherited().blocked.set_as_mask();
+        let Ok((mut end, stop)) = io::pipe() else {
+            return wait();
+        };
+        let receiver = std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+            super::inherited().blocked.set_as_mask();
+            // Ends with the other side of the pipe; nothing is ever written to it.
+            let mut nothing = [0];
+            while end.read(&mut nothing).is_err_and(|e| e.kind() == io::ErrorKind::Interrupted) {}
+        });
         let result = wait();
-        SignalSet::ALL.block();
+        drop(stop);
+        if let Ok(receiver) = receiver {
+            // It cannot panic, and a signal it could not be made for is still held for the job.
+            let _ = receiver.join();
+        }
         result
     }
 
