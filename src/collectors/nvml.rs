@@ -14,7 +14,7 @@ mod unified;
 use std::ffi::{CString, OsStr, OsString};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use nvml_wrapper::error::NvmlError as WrapperError;
 use nvml_wrapper_sys::bindings as sys;
@@ -42,6 +42,8 @@ pub struct Nvml {
     host_memory: HostMemorySource,
     /// `nvmlDeviceGetMemoryInfo_v2` exists but fails where v1 answers.
     memory_v1: AtomicBool,
+    /// `nvmlDeviceGetTemperatureV` exists but is refused where the older call answers.
+    temperature_v1: AtomicBool,
     /// Per kind of list, the newest version that has not been refused as such.
     list_versions: [AtomicUsize; 3],
 }
@@ -120,6 +122,7 @@ impl Nvml {
             proc_root: PathBuf::from("/proc"),
             host_memory: HostMemorySource::default(),
             memory_v1: AtomicBool::new(false),
+            temperature_v1: AtomicBool::new(false),
             list_versions: [AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0)],
         };
         nvml.driver = nvml.read_driver_version().ok();
@@ -218,14 +221,6 @@ impl Nvml {
             }
         }
         Ok(inventory)
-    }
-
-    fn remembers_memory_v1(&self) -> bool {
-        self.memory_v1.load(Ordering::Relaxed)
-    }
-
-    fn remember_memory_v1(&self) {
-        self.memory_v1.store(true, Ordering::Relaxed);
     }
 }
 
