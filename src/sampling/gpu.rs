@@ -295,7 +295,8 @@ impl Drop for GpuReader {
 
 /// A panic's own words.
 fn words(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let text =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("a panic without words").to_owned()
 }
 
@@ -361,8 +362,10 @@ fn deliver(shared: &Shared, frame: Box<GpuFrame>, news: &mut Vec<GpuNews>) -> bo
     let mut state = shared.lock();
     state.news.append(news);
     state.busy = None;
-    let mut state =
-        shared.work.wait_while(state, |state| state.ready.is_some() && !state.stop).unwrap_or_else(PoisonError::into_inner);
+    let mut state = shared
+        .work
+        .wait_while(state, |state| state.ready.is_some() && !state.stop)
+        .unwrap_or_else(PoisonError::into_inner);
     if state.stop {
         return false;
     }

@@ -145,9 +145,10 @@ impl Sampler {
     /// Opens the files, finds the root of the tree and makes the series known from the start.
     /// Takes no sample.
     pub fn new(settings: SamplerSettings) -> Result<Self, SamplingError> {
-        // A part of the limit is left to sockets, log files and the driver.
-        let limit = own::descriptor_limit();
-        let descriptors = limit.saturating_sub(256).max(limit / 2).min(16_384);
+        let descriptors = settings.descriptors.unwrap_or_else(|| {
+            let limit = own::descriptor_limit();
+            limit.saturating_sub(256).max(limit / 2).min(16_384)
+        });
         let tree = Tree::new(&settings.proc_root, settings.root.clone(), descriptors)?;
         let ticks_per_second = own::ticks_per_second();
         let host = HostReader::new(&settings.proc_root, &settings.cgroup_root, ticks_per_second);

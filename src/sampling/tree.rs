@@ -481,15 +481,14 @@ impl Tree {
         if !history {
             // Between the list and now the pid may have become another's, or the process an orphan
             // that the next pass finds elsewhere.
-            let child_of_self = ppid == self.self_pid;
-            match self.root {
-                TreeRoot::ChildrenOfSelf { .. } if child_of_self => {
-                    if start_ticks < self.main_start {
-                        return;
-                    }
-                }
-                _ if !self.by_pid.contains_key(&ppid) => return,
-                _ => {}
+            let launched = matches!(self.root, TreeRoot::ChildrenOfSelf { .. });
+            let ours = if launched && ppid == self.self_pid {
+                start_ticks >= self.main_start
+            } else {
+                self.by_pid.contains_key(&ppid)
+            };
+            if !ours {
+                return;
             }
         }
         let mut files = Files::default();

@@ -79,7 +79,18 @@ fn what_follows_the_separator_belongs_to_the_job() {
 #[test]
 fn help_names_every_subcommand_and_version_is_plain() {
     let help = String::from_utf8(gpurun(&["--help"]).stdout).unwrap();
-    for word in ["select", "devices", "record", "recover", "export", "report", "status", "metrics", "completions", "--log"] {
+    for word in [
+        "select",
+        "devices",
+        "record",
+        "recover",
+        "export",
+        "report",
+        "status",
+        "metrics",
+        "completions",
+        "--log",
+    ] {
         assert!(help.contains(word), "{word} is not in --help");
     }
     let version = String::from_utf8(gpurun(&["--version"]).stdout).unwrap();

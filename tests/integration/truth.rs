@@ -5,6 +5,8 @@
 //! job does something, says `@label value` and waits; the watcher takes a sample, prints it and lets
 //! the job go on. So no test waits for time, and what a sample must show is known exactly.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
