@@ -76,6 +76,8 @@ impl Table {
 #[derive(Debug)]
 struct DeviceSeries {
     identity: Arc<DeviceIdentity>,
+    /// The physical GPU of a followed slice: its processes are its slices' and would count twice.
+    parent: bool,
     gpu: Table,
     job_use: JobUse,
     job_memory: Option<SeriesId>,
@@ -308,6 +310,7 @@ impl Sampler {
             }
             self.devices.push(DeviceSeries {
                 identity: Arc::clone(identity),
+                parent: device.role == Role::Parent,
                 gpu,
                 job_use: JobUse::UNKNOWN,
                 job_memory: None,
@@ -476,7 +479,8 @@ impl Sampler {
             }
         }
         if let (true, Some(id)) = (listed, self.job_memory_total) {
-            let total = self.devices.iter().try_fold(0.0, |sum, device| match device.job_use.memory {
+            let mut with_processes = self.devices.iter().filter(|device| !device.parent);
+            let total = with_processes.try_fold(0.0, |sum, device| match device.job_use.memory {
                 Reading::Value(value) => Some(sum + value),
                 _ => None,
             });
@@ -610,6 +614,9 @@ impl Sampler {
         let pid = self.tree.nodes()[place].key().pid;
         for (at, device) in frame.devices.iter().enumerate().take(self.devices.len()) {
             let Some(list) = &device.processes else { continue };
+            if self.devices[at].parent {
+                continue;
+            }
             let used = attribution::use_of(device, pid);
             let Some(Some(series)) = self.processes.get(slot) else { return };
             let known = series.on_device.iter().position(|(place, _)| *place == at);
