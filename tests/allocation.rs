@@ -2,6 +2,7 @@
 //! its own, because an allocator counts for a whole program.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::print_stdout, reason = "the cost is shown, and never judged")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Read;

@@ -241,7 +241,10 @@ impl Sampler {
         let (host, whole) = (&mut self.host, &self.whole);
         host.read(|id| whole.get(id).is_some(), |id, reading| whole.push(id, reading, out));
         self.sample_gpus(gpu, out, changes);
-        if let (TreeRoot::GpuProcesses, Some(frame)) = (&self.settings.root, gpu) {
+        self.learn_pids(gpu);
+        if let (TreeRoot::GpuProcesses, Some(frame)) = (&self.settings.root, gpu)
+            && self.pid_match != PidMatch::Other
+        {
             let lists = frame.devices.iter().filter_map(|d| d.processes.as_ref()?.as_ref().ok());
             for process in lists.flatten() {
                 if let Ok(pid) = i32::try_from(process.pid) {
@@ -439,21 +442,24 @@ impl Sampler {
         }
     }
 
+    /// Whether the frame's pids mean the same here.
+    fn learn_pids(&mut self, gpu: Option<&GpuFrame>) {
+        let Some(frame) = gpu else { return };
+        let tree = &mut self.tree;
+        let lists = frame.devices.iter().filter_map(|device| device.processes.as_ref()?.as_ref().ok());
+        self.pid_match =
+            self.pid_match.learn(lists.flatten().map(|process| process.pid), |pid| tree.exists(pid));
+        if self.pid_match == PidMatch::Other && !self.other_told {
+            self.other_told = true;
+            self.notices.push(Notice::OtherPidNamespace);
+        }
+    }
+
     /// Joins the frame's process lists with the tree: the job's use of each device.
     fn attribute(&mut self, gpu: Option<&GpuFrame>, out: &mut Sample) {
         let Some(frame) = gpu else { return };
         let mut listed = false;
-        let tree = &mut self.tree;
-        let lists = || frame.devices.iter().filter_map(|device| device.processes.as_ref()?.as_ref().ok());
-        if lists().next().is_some() {
-            let pids = lists().flatten().map(|process| process.pid);
-            self.pid_match = self.pid_match.learn(pids, |pid| tree.exists(pid));
-        }
         let other = self.pid_match == PidMatch::Other;
-        if other && !self.other_told {
-            self.other_told = true;
-            self.notices.push(Notice::OtherPidNamespace);
-        }
         for (series, device) in self.devices.iter_mut().zip(&frame.devices) {
             let Some(processes) = &device.processes else { continue };
             listed = true;

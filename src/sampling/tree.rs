@@ -538,6 +538,7 @@ impl Tree {
 
     fn read(&mut self, place: usize) {
         let node = &mut self.nodes[place];
+        node.peak_news = None;
         let pid = node.key.pid;
         let at = |name: &str| StackPath::of_process(pid, name);
         let text = read_kept(node.files.stat.as_ref(), &self.proc, &at("stat"), &mut self.buffer);
@@ -575,7 +576,6 @@ impl Tree {
         let first = node.reads == 0;
         node.reads += 1;
 
-        node.peak_news = None;
         if node.zombie {
             node.rss = Some(0);
         } else {
