@@ -239,7 +239,7 @@ impl Sampler {
         self.dropped += due.skipped;
 
         let (host, whole) = (&mut self.host, &self.whole);
-        host.read(|id| whole.get(id).is_some(), |id, reading| whole.push(id, reading, out));
+        host.read(now, |id| whole.get(id).is_some(), |id, reading| whole.push(id, reading, out));
         self.sample_gpus(gpu, out, changes);
         self.learn_pids(gpu);
         if let (TreeRoot::GpuProcesses, Some(frame)) = (&self.settings.root, gpu)

@@ -86,7 +86,7 @@ fn job_line(summary: &Summary) -> String {
 
 fn own_line(summary: &Summary) -> String {
     let own = &summary.own;
-    let mut line = format!("gpurun: {} window{}", own.windows, if own.windows == 1 { "" } else { "s" });
+    let mut line = format!("log: {} window{}", own.windows, if own.windows == 1 { "" } else { "s" });
     let late = own.late_samples.unwrap_or(0.0) + own.dropped_samples.unwrap_or(0.0);
     if late > 0.0 {
         let _ = write!(line, ", {late:.0} samples late or not taken");

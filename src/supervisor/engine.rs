@@ -331,6 +331,10 @@ impl Running {
             let now = clock::monotonic();
             if !self.devices_known {
                 self.attach_devices(now, Duration::ZERO);
+                if self.devices_known && !self.suspended {
+                    // The first values of the GPUs are those of now, not of the next deadline.
+                    self.tick(clock::monotonic(), Due::unscheduled());
+                }
             }
             if !self.suspended
                 && let Some(due) = deadlines.take(now)
@@ -438,10 +442,6 @@ impl Running {
                 }
                 self.apply_changes(now);
                 self.begin_files();
-                // The first values of the GPUs are those of now, not of the next sample.
-                if let Some(gpu) = &mut self.gpu {
-                    gpu.request(now);
-                }
             }
             Some(Err(error)) => {
                 self.devices_known = true;

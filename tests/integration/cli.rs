@@ -39,7 +39,7 @@ fn wrong_input_is_one_line_and_exit_2() {
         (&["--"], "no command after --"),
         (&["-n", "2"], "put it after --"),
         (&["--frobnicate", "--", "true"], "--frobnicate"),
-        (&["-n", "x", "--", "true"], "-n"),
+        (&["-n", "x", "--", "true"], "--count"),
         (&["-n", "-1", "--", "true"], "-1"),
         (&["-f", "8Gib5", "--", "true"], "8Gib5"),
         (&["-f", "", "--", "true"], "--min-free-memory"),

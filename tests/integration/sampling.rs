@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod gpu;
+
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -40,6 +40,9 @@ const FIELD_COUNTERS: [(Field, MetricId, f64); 6] = [
     (Field::NvlinkRx, MetricId::GpuNvlinkRx, 1.0 / 1024.0),
 ];
 
+/// What has to be said of a byte counter of 32 bits, though its values are no absence.
+const WRAPS: &str = "the byte counter wraps at 4 GiB: more than that between two samples cannot be seen";
+
 /// Metrics that no older call gives where the driver lacks the field.
 const ONLY_FIELDS: [MetricId; 5] = [
     MetricId::GpuMemoryTemperature,
@@ -74,6 +77,7 @@ struct Device {
     dead: MetricSet,
     fields: FieldRequest,
     counters: [Unwrapped; FIELD_COUNTERS.len()],
+    wrap_said: bool,
     /// Field values that turned out unsupported are asked for by their older calls.
     throttle_by_call: [bool; 2],
     energy_by_call: bool,
@@ -248,6 +252,7 @@ impl Device {
             dead: MetricSet::default(),
             fields: FieldRequest::new(&fields),
             counters: [Unwrapped::default(); FIELD_COUNTERS.len()],
+            wrap_said: false,
             throttle_by_call: [false; 2],
             energy_by_call: false,
             energy: EnergyMeter::default(),
@@ -614,8 +619,15 @@ impl Device {
                 let known =
                     FIELD_COUNTERS.iter().zip(&mut self.counters).find(|((field, ..), _)| *field == counter);
                 if let Some(((_, id, scale), unwrapped)) = known {
-                    let count = answer.and_then(|number| unwrapped.feed(number).ok_or(Fault::Implausible));
+                    let bytes = matches!(counter, Field::PcieTx | Field::PcieRx);
+                    let count =
+                        answer.and_then(|number| unwrapped.feed(number, bytes).ok_or(Fault::Implausible));
+                    let wrapped = bytes && unwrapped.has_wrapped();
                     self.enter(pass, out, *id, count.map(|count| count as f64 * scale))?;
+                    if wrapped && !self.wrap_said {
+                        self.wrap_said = true;
+                        self.say(pass, Some(*id), Reason::Other(WRAPS.into()));
+                    }
                 }
             }
         }
