@@ -300,13 +300,9 @@ mod tests {
 
     fn read_at(reader: &mut HostReader, second: f64) -> HashMap<MetricId, Reading> {
         let mut all = HashMap::new();
-<<<<<<< HEAD
-        reader.read(
-=======
         let now = Mono((second * 1e9) as u64);
         reader.read(
             now,
->>>>>>> main
             |_| true,
             |id, reading| {
                 all.insert(id, reading);

@@ -358,18 +358,9 @@ fn deliver(shared: &Shared, mut frame: GpuFrame, news: &mut Vec<GpuNews>) -> boo
     let mut state = shared.lock();
     state.news.append(news);
     state.busy = None;
-<<<<<<< HEAD
-    let mut state = shared
-        .work
-        .wait_while(state, |state| state.ready.is_some() && !state.stop)
-        .unwrap_or_else(PoisonError::into_inner);
-    if state.stop {
-        return false;
-=======
     if let Some(mut overtaken) = state.ready.take() {
         carry_over(&mut overtaken, &mut frame);
         state.spare.push(overtaken);
->>>>>>> main
     }
     state.ready = Some(frame);
     let go_on = !state.stop;

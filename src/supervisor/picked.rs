@@ -45,15 +45,11 @@ impl Picked {
         let mut stderr = NonBlockingStderr::new();
         let mut screen =
             Screen { out: &mut stderr, terminal: std::io::stderr().is_terminal(), quiet: args.common.quiet };
-<<<<<<< HEAD
-        let mut probe = |request: &ProbeRequest| nvml.probe(request).map_err(|error| error.to_string());
-=======
         // Name and memory are what the start line and the files say of a device.
         let mut probe = |request: &ProbeRequest| {
             let request = ProbeRequest { name: true, memory: true, ..*request };
             nvml.probe(&request).map_err(|error| error.to_string())
         };
->>>>>>> main
         let chosen = choose::choose_for_job(&settings, &surroundings, &command, &mut probe, &mut screen)
             .map_err(|error| Refusal { code: error.exit().code(), lines: lines(&error.to_string()) })?;
         Ok(Self { surroundings, known: Some((nvml, chosen.devices)), env: chosen.env, lease: chosen.lease })
