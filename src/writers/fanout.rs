@@ -42,6 +42,8 @@ struct Queue {
     /// Counts the batches sent, so that a retry waits for a new one.
     sent: u64,
     end: Option<RunEnd>,
+    /// A batch is out of the queue and not yet written.
+    writing: bool,
     /// The thread is gone; what is sent is lost.
     dead: bool,
 }
@@ -137,6 +139,18 @@ impl FanOut {
     /// What the writers have to tell the user since the last call; each thing is said once.
     pub fn notices(&self) -> Vec<String> {
         std::mem::take(&mut *self.notices.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Batches that wait, in the writer that is furthest behind; the one that is being written counts.
+    pub fn queued(&self) -> usize {
+        self.lanes
+            .iter()
+            .map(|lane| {
+                let queue = lane.shared.queue();
+                queue.batches.len() + usize::from(queue.writing)
+            })
+            .max()
+            .unwrap_or(0)
     }
 
     /// Rows lost so far, over all writers.
@@ -248,6 +262,7 @@ fn write_all(
                 queue.bytes -= size_of_batch(batch);
             }
         }
+        queue.writing = current.is_some();
         let ending = queue.end.clone();
         let Some(batch) = &current else {
             if let Some(end) = ending {
