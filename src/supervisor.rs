@@ -24,11 +24,14 @@ mod devices;
 mod engine;
 mod export;
 mod job;
+mod mark;
 mod notice;
 mod picked;
 mod record;
 mod recover;
+mod report;
 mod select;
+mod status;
 mod targets;
 mod watched;
 
@@ -89,7 +92,14 @@ fn other(command: Command, notices: &Notices) -> ExitCode {
             }
         }
         Command::Export(args) => export_logs(args, &mut out, notices),
-        _ => Exit::Failed.into(),
+        Command::Report(args) => {
+            drop(out);
+            report::run(&args, notices)
+        }
+        Command::Status(args) => status::run(&args, &mut out, notices),
+        Command::Tag(args) => mark::run(args.meaning(), notices),
+        Command::Step(args) => mark::run(Ok(args.meaning()), notices),
+        Command::Log(args) => mark::run(args.meaning(), notices),
     }
 }
 
