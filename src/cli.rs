@@ -8,6 +8,7 @@ pub mod args;
 pub mod duration;
 pub mod exit;
 pub mod logging;
+pub mod mark;
 pub mod selection;
 pub mod size;
 
@@ -83,11 +84,8 @@ fn stop(error: &clap::Error, argv: &[OsString], separated: bool) -> Stop {
                 Some(ContextValue::String(word)) => word.as_str(),
                 _ => "",
             };
-            // The first word that is no option names a command nobody here knows: it is meant to be the job.
-            if error.kind() == ErrorKind::InvalidSubcommand
-                && !word.starts_with('-')
-                && argv.get(1).is_some_and(|first| !is_subcommand(first))
-            {
+            // A word that is neither an option nor a subcommand is meant to be the job.
+            if !word.starts_with('-') && argv.get(1).is_some_and(|first| !is_subcommand(first)) {
                 return Stop::Usage(format!("to run a job, put it after --: gpurun [OPTIONS] -- {word} ..."));
             }
         }

@@ -12,6 +12,7 @@ pub mod metric_set;
 pub mod reading;
 pub mod run;
 pub mod sample;
+pub mod selection;
 pub mod series;
 pub mod time;
 pub mod window;

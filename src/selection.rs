@@ -1,7 +1,7 @@
 //! Choosing GPUs from snapshots, `CUDA_VISIBLE_DEVICES`, leases, waiting. Never reads NVML itself.
 
 pub mod choose;
-pub mod constraints;
+
 pub mod explain;
 pub mod lease;
 pub mod queue;

@@ -14,8 +14,8 @@ use crate::cli::{self, Invocation, Stop};
 use crate::collectors::nvml::Nvml;
 use crate::launch::{NonBlockingStderr, SignalHold};
 use crate::model::device::ProbeRequest;
-use crate::writers::Layout;
 use crate::writers::export::ExportRequest;
+use crate::writers::{Layout, WriterError};
 
 mod catalogue;
 mod choose;
@@ -24,12 +24,14 @@ mod devices;
 mod engine;
 mod export;
 mod job;
+mod mark;
 mod notice;
 mod picked;
 mod record;
 mod recover;
 mod report;
 mod select;
+mod status;
 mod targets;
 mod watched;
 
@@ -89,12 +91,15 @@ fn other(command: Command, notices: &Notices) -> ExitCode {
                 Err(error) => printed(Err(error), notices),
             }
         }
-        Command::Export(args) => export_logs(args, notices),
+        Command::Export(args) => export_logs(args, &mut out, notices),
         Command::Report(args) => {
             drop(out);
             report::run(&args, notices)
         }
-        _ => Exit::Failed.into(),
+        Command::Status(args) => status::run(&args, &mut out, notices),
+        Command::Tag(args) => mark::run(args.meaning(), notices),
+        Command::Step(args) => mark::run(Ok(args.meaning()), notices),
+        Command::Log(args) => mark::run(args.meaning(), notices),
     }
 }
 
@@ -111,10 +116,8 @@ fn select_devices(args: &SelectArgs, out: &mut dyn io::Write) -> Exit {
         Err(error) => return refuse(&mut stderr, &error, Exit::Usage),
     };
     let mut probe = |request: &ProbeRequest| nvml.probe(request).map_err(|error| error.to_string());
-    let screen =
-        Screen { out: &mut stderr, terminal: io::stderr().is_terminal(), quiet: args.common.quiet };
-    let mut streams =
-        SelectStreams { stdout: out, stdout_is_terminal: io::stdout().is_terminal(), screen };
+    let screen = Screen { out: &mut stderr, terminal: io::stderr().is_terminal(), quiet: args.common.quiet };
+    let mut streams = SelectStreams { stdout: out, stdout_is_terminal: io::stdout().is_terminal(), screen };
     select::run(&settings, &args.output, &Surroundings::from_environment(), &mut probe, &mut streams)
 }
 
@@ -130,15 +133,16 @@ fn list_devices(args: &DevicesArgs, out: &mut dyn io::Write) -> Exit {
 }
 
 /// `gpurun export`.
-fn export_logs(args: ExportArgs, notices: &Notices) -> ExitCode {
+fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> ExitCode {
     let layout = match args.layout {
         Some(LayoutArg::Wide) => Layout::Wide,
         Some(LayoutArg::Long) | None => Layout::Long,
     };
     let request =
         ExportRequest { inputs: args.paths, output: args.output, layout, overwrite: args.overwrite };
-    match export::export(&request, args.quiet, &mut NonBlockingStderr::new()) {
+    match export::export(&request, args.quiet, out, &mut NonBlockingStderr::new()) {
         Ok(_) => Exit::Ok.into(),
+        Err(WriterError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Exit::Ok.into(),
         Err(error) => {
             notices.error(&error.to_string());
             Exit::Failed.into()

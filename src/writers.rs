@@ -15,6 +15,7 @@ mod journal;
 mod metadata;
 mod parquet_file;
 pub mod read;
+pub mod schema;
 pub mod target;
 mod tensorboard;
 mod wide;

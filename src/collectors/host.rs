@@ -8,6 +8,7 @@ use super::procfs::file::{Buffer, KernelFile};
 use super::procfs::parse;
 use crate::model::metric::MetricId;
 use crate::model::reading::Reading;
+use crate::model::time::Mono;
 
 const GIB: f64 = (1u64 << 30) as f64;
 const MIB: f64 = (1u64 << 20) as f64;
@@ -76,6 +77,8 @@ pub struct HostReader {
     ticks_per_second: f64,
     last_busy: Option<u64>,
     busy_percent_seconds: f64,
+    /// The instant and the value of the last read.
+    told: Option<(Mono, f64)>,
     disks: Totals,
     disk_names: Vec<Box<[u8]>>,
     networks: Totals,
@@ -106,7 +109,7 @@ impl HostReader {
             meminfo: open("meminfo"),
             loadavg: open("loadavg"),
             diskstats: open("diskstats"),
-            // Not `net/dev`: `net` is a link to `self/net`, which a fake root need not have.
+            // Not `net/dev`: `net` is a link to `self/net`, which another root need not have.
             net_dev: open("self/net/dev").or_else(|| open("net/dev")),
             pressure,
             cpu_limit: cgroup.cpu_limit(),
@@ -117,6 +120,7 @@ impl HostReader {
             ticks_per_second,
             last_busy: None,
             busy_percent_seconds: 0.0,
+            told: None,
             disks: Totals::default(),
             disk_names: Vec::new(),
             networks: Totals::default(),
@@ -148,12 +152,17 @@ impl HostReader {
         self.memory_total
     }
 
-    /// Reads everything that `wants` asks for and hands each reading to `give`.
-    pub fn read(&mut self, wants: impl Fn(MetricId) -> bool, mut give: impl FnMut(MetricId, Reading)) {
+    /// Reads everything that `wants` asks for, at `now`, and hands each reading to `give`.
+    pub fn read(
+        &mut self,
+        now: Mono,
+        wants: impl Fn(MetricId) -> bool,
+        mut give: impl FnMut(MetricId, Reading),
+    ) {
         use MetricId as M;
         let any = |ids: &[MetricId]| ids.iter().any(|id| wants(*id));
         if wants(M::HostCpuPercent) {
-            give(M::HostCpuPercent, reading(self.cpu()));
+            give(M::HostCpuPercent, reading(self.cpu(now)));
         }
         let memory = [M::HostMemoryPercent, M::HostMemoryUsed, M::HostMemoryAvailable, M::HostSwapPercent];
         if any(&memory) || any(&[M::ProcessMemoryPercent]) {
@@ -205,14 +214,19 @@ impl HostReader {
     }
 
     /// Busy time as percent x seconds of the whole machine, since the first read.
-    fn cpu(&mut self) -> Option<f64> {
+    fn cpu(&mut self, now: Mono) -> Option<f64> {
         let times = parse::cpu_times(self.stat.as_ref()?.read(&mut self.buffer).ok()?)?;
         // Steps, not the kernel's total: the number of CPUs may change, and the kernel's own sum can
         // fall a little when one of them goes away.
         let step = times.busy.saturating_sub(self.last_busy.unwrap_or(times.busy));
         self.last_busy = Some(times.busy);
         self.busy_percent_seconds += 100.0 * step as f64 / self.ticks_per_second / f64::from(times.cpus);
-        Some(self.busy_percent_seconds)
+        // The kernel counts in ticks of 10 ms: over a short time that can be more than there was. What is
+        // over 100 % is told with the next read.
+        let room = self.told.map_or(0.0, |(before, total)| total + 100.0 * now.seconds_since(before));
+        let total = self.busy_percent_seconds.min(room);
+        self.told = Some((now, total));
+        Some(total)
     }
 
     /// Percent, used GiB, available GiB, swap percent.
@@ -285,10 +299,21 @@ mod tests {
 
     use super::*;
 
-    fn read_all(reader: &mut HostReader) -> HashMap<MetricId, Reading> {
+    fn read_at(reader: &mut HostReader, second: f64) -> HashMap<MetricId, Reading> {
         let mut all = HashMap::new();
-        reader.read(|_| true, |id, reading| drop(all.insert(id, reading)));
+        let now = Mono((second * 1e9) as u64);
+        reader.read(
+            now,
+            |_| true,
+            |id, reading| {
+                all.insert(id, reading);
+            },
+        );
         all
+    }
+
+    fn read_all(reader: &mut HostReader) -> HashMap<MetricId, Reading> {
+        read_at(reader, 0.0)
     }
 
     fn write(root: &Path, name: &str, text: &str) {
@@ -323,7 +348,9 @@ mod tests {
         write(root, "stat", "cpu  150 0 50 950 0 0 0 0 0 0\ncpu0 1\ncpu1 1\nintr 0\n");
         write(root, "diskstats", " 8 0 sda 0 0 4096 0 0 0 4096 0\n 8 1 sda1 0 0 99999 0 0 0 9999 0\n");
         write(root, "net/dev", &net(3 << 20, None));
-        let second = read_all(&mut reader);
+        // Half of the second of work would be 200 % of a quarter of a second: it is told as time passes.
+        assert_eq!(read_at(&mut reader, 0.25)[&MetricId::HostCpuPercent], Reading::Value(25.0));
+        let second = read_at(&mut reader, 1.0);
         // 100 busy ticks = 1 s, on two CPUs: half of them for a second.
         assert_eq!(second[&MetricId::HostCpuPercent], Reading::Value(50.0));
         assert_eq!(second[&MetricId::HostDiskRead], Reading::Value(1.0));

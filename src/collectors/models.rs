@@ -24,7 +24,9 @@ mod tests {
     fn every_card_must_tell_its_model() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(installed(dir.path()), None);
-        for (bus, text) in [("0000:01:00.0", "Model: \t\t NVIDIA A100\nIRQ: 1\n"), ("0000:02:00.0", "IRQ: 2\nModel: T4\n")] {
+        for (bus, text) in
+            [("0000:01:00.0", "Model: \t\t NVIDIA A100\nIRQ: 1\n"), ("0000:02:00.0", "IRQ: 2\nModel: T4\n")]
+        {
             std::fs::create_dir(dir.path().join(bus)).unwrap();
             std::fs::write(dir.path().join(bus).join("information"), text).unwrap();
         }

@@ -5,7 +5,7 @@
 
 use std::sync::OnceLock;
 
-use super::signals::SignalSet;
+use super::signals::{SignalSet, is_ignored};
 
 /// The state at entry that the job gets back.
 #[derive(Clone, Debug)]
@@ -22,6 +22,10 @@ pub struct Inherited {
     pub is_init: bool,
     /// gpurun leads its session: the kernel sends a terminal's hangup to it alone.
     pub leads_session: bool,
+    /// The signal to get when the parent dies (0: none): exec would keep it, a fork does not.
+    pub parent_death_signal: i32,
+    /// Orphans of descendants come to this process: exec would keep it, a fork does not.
+    pub is_subreaper: bool,
 }
 
 static INHERITED: OnceLock<Inherited> = OnceLock::new();
@@ -41,15 +45,8 @@ pub fn inherited() -> &'static Inherited {
 
 fn look() -> Inherited {
     let mut ignored = SignalSet::EMPTY;
-    for signal in SignalSet::all_numbers() {
-        // SAFETY: `sigaction` with a null new action only fills `old`, which is plain data of its type.
-        let is_ignored = unsafe {
-            let mut old: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(signal, std::ptr::null(), &mut old) == 0 && old.sa_sigaction == libc::SIG_IGN
-        };
-        if is_ignored {
-            ignored.insert(signal);
-        }
+    for signal in SignalSet::all_numbers().filter(|s| is_ignored(*s)) {
+        ignored.insert(signal);
     }
     // SAFETY: F_GETFD only reads the flags of a descriptor number and fails on a closed one.
     let closed = |fd: i32| unsafe { libc::fcntl(fd, libc::F_GETFD) } == -1;
@@ -58,6 +55,12 @@ fn look() -> Inherited {
     let got = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0;
     // SAFETY: `getpid` and `getsid(0)` read the caller's own ids and have no preconditions.
     let (pid, session) = unsafe { (libc::getpid(), libc::getsid(0)) };
+    let (mut death_signal, mut subreaper): (libc::c_int, libc::c_int) = (0, 0);
+    // SAFETY: both calls fill one int and leave it alone when they fail.
+    unsafe {
+        libc::prctl(libc::PR_GET_PDEATHSIG, &raw mut death_signal);
+        libc::prctl(libc::PR_GET_CHILD_SUBREAPER, &raw mut subreaper);
+    }
     Inherited {
         blocked: SignalSet::blocked_now(),
         ignored,
@@ -65,5 +68,7 @@ fn look() -> Inherited {
         descriptors: got.then_some((limit.rlim_cur, limit.rlim_max)),
         is_init: pid == 1,
         leads_session: session == pid,
+        parent_death_signal: death_signal,
+        is_subreaper: subreaper != 0,
     }
 }

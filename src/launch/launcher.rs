@@ -10,7 +10,7 @@ use super::tree::{self, Held, KillReport, Leftover, Stat};
 use crate::model::run::JobExit;
 
 /// What a dead child leaves to read, from `wait4`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reaped {
     /// Its process id.
     pub pid: i32,
@@ -26,14 +26,13 @@ pub struct Reaped {
     pub blocks_in: u64,
     /// Blocks of 512 bytes written to storage.
     pub blocks_out: u64,
-    /// Its name, where `/proc` still had it.
-    pub name: Option<String>,
 }
 
 /// What happened to the job.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum JobEvent {
-    /// A child is dead but not reaped: its last values can be read from `/proc` until the next call.
+    /// A child is dead but not reaped: its name and last values can be read from `/proc` until the next
+    /// call. gpurun itself reads nothing there: for a job of short-lived orphans that would be the main cost.
     Dying {
         /// Its process id.
         pid: i32,
@@ -163,6 +162,18 @@ impl Launcher {
             if end.is_some_and(|e| left(e).is_zero()) {
                 return JobEvent::Deadline;
             }
+        }
+    }
+
+    /// Minds the job to its end and nothing else: what is left to do when the supervisor's own code has
+    /// panicked. Signals are still forwarded, orphans still reaped.
+    pub fn until_exit(&mut self) -> JobExit {
+        loop {
+            if let Some(exit) = self.exit {
+                self.exit_untold = false;
+                return exit;
+            }
+            self.next_event(None, None);
         }
     }
 
@@ -304,7 +315,6 @@ impl Launcher {
     }
 
     fn reap(&mut self, pid: i32) -> Option<Reaped> {
-        let name = tree::name(pid);
         // SAFETY: waits for a child that is known to be dead; both results are plain data.
         let (status, usage) = unsafe {
             let (mut status, mut usage) = (0, std::mem::zeroed::<libc::rusage>());
@@ -334,7 +344,6 @@ impl Launcher {
             max_rss_kib: u64::try_from(usage.ru_maxrss).unwrap_or(0),
             blocks_in: u64::try_from(usage.ru_inblock).unwrap_or(0),
             blocks_out: u64::try_from(usage.ru_oublock).unwrap_or(0),
-            name,
         })
     }
 
@@ -484,7 +493,7 @@ impl Launcher {
     fn pass_reaped(&mut self, wait: Duration, reaped: &mut impl FnMut(Reaped)) -> JobEvent {
         let event = self.next_event(Some(wait), None);
         if let JobEvent::Reaped(dead) = &event {
-            reaped(dead.clone());
+            reaped(*dead);
         }
         event
     }

@@ -56,6 +56,8 @@ pub(super) fn decide(signal: i32, origin: Origin, now: &Situation<'_>) -> Result
     match origin {
         Origin::Child => Err(NotForwarded::Terminal),
         Origin::Kernel if now.leads_session && matches!(signal, libc::SIGHUP | libc::SIGCONT) => Ok(()),
+        // An alarm set before gpurun was executed (`perl -e 'alarm 9; exec @ARGV'`) would have outlived exec.
+        Origin::Kernel if signal == libc::SIGALRM => Ok(()),
         Origin::Kernel => Err(NotForwarded::Terminal),
         Origin::Process(pid) if (now.in_job)(pid) => Err(NotForwarded::FromJob),
         // `fg` continues the whole group, `kill -CONT` only gpurun: the job's state tells them apart.
@@ -95,6 +97,11 @@ mod tests {
     fn a_hangup_of_the_session_leader_is_for_the_job_too() {
         assert_eq!(ask(libc::SIGHUP, libc::SI_KERNEL, true, false, false), Ok(()));
         assert_eq!(ask(libc::SIGINT, libc::SI_KERNEL, true, false, false), Err(NotForwarded::Terminal));
+    }
+
+    #[test]
+    fn an_alarm_from_before_goes_to_the_job() {
+        assert_eq!(ask(libc::SIGALRM, libc::SI_KERNEL, false, false, false), Ok(()));
     }
 
     #[test]

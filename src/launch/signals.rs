@@ -1,6 +1,6 @@
 //! Signal sets, the hold on all signals, and reading them with their origin.
 
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// A set of signals 1 to 64.
@@ -133,12 +133,28 @@ impl SignalHold {
         Ok(SignalHold { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
 
-    /// Runs `wait` with the mask that gpurun was started with, for the time before there is a job:
-    /// Ctrl-C, TERM and Ctrl-Z then do what they do to any program. Main thread only.
+    /// Runs `wait` with signals acting as on any program, for the time before there is a job: Ctrl-C and
+    /// TERM end gpurun, Ctrl-Z stops it.
+    ///
+    /// They act through a thread made for it, and only that one has them unblocked. The calling thread and
+    /// whatever threads `wait` starts (a driver's, a reader's that stays) keep them held, so that none of
+    /// those can take a signal away from the job later.
     pub fn released<T>(&self, wait: impl FnOnce() -> T) -> T {
-        super::inherited().blocked.set_as_mask();
+        let Ok((mut end, stop)) = io::pipe() else {
+            return wait();
+        };
+        let receiver = std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+            super::inherited().blocked.set_as_mask();
+            // Ends with the other side of the pipe; nothing is ever written to it.
+            let mut nothing = [0];
+            while end.read(&mut nothing).is_err_and(|e| e.kind() == io::ErrorKind::Interrupted) {}
+        });
         let result = wait();
-        SignalSet::ALL.block();
+        drop(stop);
+        if let Ok(receiver) = receiver {
+            // It cannot panic, and a signal it could not be made for is still held for the job.
+            let _ = receiver.join();
+        }
         result
     }
 
@@ -163,15 +179,41 @@ pub(super) fn set_default(signal: i32) -> bool {
     set_disposition(signal, libc::SIG_DFL)
 }
 
+/// The kernel's own `struct sigaction`, the same on x86-64 and aarch64. libc's call refuses the two signals
+/// that libc keeps for its threads; their dispositions are the job's all the same.
+#[repr(C)]
+#[derive(Default)]
+struct KernelAction {
+    handler: usize,
+    flags: libc::c_ulong,
+    restorer: usize,
+    mask: u64,
+}
+
+/// The size of the kernel's signal set, which it wants to hear.
+const KERNEL_SET: usize = size_of::<u64>();
+
 /// Sets `SIG_DFL` or `SIG_IGN`. Async-signal-safe: used between fork and exec.
 pub(super) fn set_disposition(signal: i32, action: libc::sighandler_t) -> bool {
-    // SAFETY: the action is SIG_DFL or SIG_IGN in a zeroed structure (no flags, empty mask), so no handler
-    // of ours ever runs.
+    let new = KernelAction { handler: action, ..KernelAction::default() };
+    let none = std::ptr::null_mut::<KernelAction>();
+    // SAFETY: the action is SIG_DFL or SIG_IGN without flags, so no handler of ours ever runs; the kernel
+    // reads one structure of its own layout.
     unsafe {
-        let mut new: libc::sigaction = std::mem::zeroed();
-        new.sa_sigaction = action;
-        libc::sigaction(signal, &new, std::ptr::null_mut()) == 0
+        libc::syscall(libc::SYS_rt_sigaction, libc::c_long::from(signal), &raw const new, none, KERNEL_SET)
+            == 0
     }
+}
+
+/// Whether a signal is ignored now.
+pub(super) fn is_ignored(signal: i32) -> bool {
+    let mut old = KernelAction::default();
+    let none = std::ptr::null::<KernelAction>();
+    // SAFETY: changes nothing; the kernel fills one structure of its own layout.
+    let known = unsafe {
+        libc::syscall(libc::SYS_rt_sigaction, libc::c_long::from(signal), none, &raw mut old, KERNEL_SET) == 0
+    };
+    known && old.handler == libc::SIG_IGN
 }
 
 /// The usual name: `SIGTERM`, `SIGRTMIN+3`, or `signal 32` for a number without one.

@@ -206,7 +206,9 @@ pub fn spawn(command: &JobCommand, hold: SignalHold) -> Result<Launcher, LaunchE
     // thread could block. A vfork would deadlock with Ctrl-Z: the stopped child never reaches exec.
     // SAFETY: without CLONE_VM and with a null stack this is fork. The child runs only `in_child`, which
     // makes system calls on memory prepared above and never returns.
-    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(libc::SIGCHLD), 0, 0, 0, 0) };
+    let none: libc::c_long = 0;
+    let pid =
+        unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(libc::SIGCHLD), none, none, none, none) };
     if pid == 0 {
         in_child(&mut prepared, inherited(), report_child.as_raw_fd());
     }
@@ -266,15 +268,20 @@ fn in_child(prepared: &mut Prepared, entry: &Inherited, report: RawFd) -> ! {
     if let Some((soft, hard)) = prepared.limit_changed {
         set_descriptor_limit(soft, hard);
     }
-    if prepared.die_together {
+    let death_signal = if prepared.die_together { libc::SIGKILL } else { entry.parent_death_signal };
+    if death_signal != 0 {
         // SAFETY: an attribute of this process; if gpurun died before it was set, the signal never comes,
         // so the parent is looked at afterwards.
         unsafe {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::c_long::from(libc::SIGKILL), 0, 0, 0);
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::c_long::from(death_signal), 0, 0, 0);
             if libc::getppid() != prepared.parent {
                 libc::_exit(125);
             }
         }
+    }
+    if entry.is_subreaper {
+        // SAFETY: an attribute of this process.
+        unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
     }
     entry.blocked.set_as_mask();
     let (errno, candidate) = exec(prepared);
@@ -351,7 +358,8 @@ fn explain(errno: i32, candidate: u32, command: &JobCommand, candidates: &[CStri
     let path_of = |c: &CString| OsString::from_vec(c.as_bytes().to_vec());
     let tried = usize::try_from(candidate).ok().and_then(|i| candidates.get(i)).map(path_of);
     let tried = tried.unwrap_or_else(|| OsString::from(&name));
-    if matches!(errno, libc::ENOENT | libc::ENOTDIR) {
+    // A directory of PATH that is none is as good as empty; a path that was typed is wrong then (126).
+    if errno == libc::ENOENT || (errno == libc::ENOTDIR && !name.contains('/')) {
         // ENOENT is also what a missing interpreter gives: the file itself is there then.
         if let Some(file) = candidates.iter().map(path_of).find(|f| Path::new(f).is_file()) {
             let reason = interpreter_reason(Path::new(&file));
@@ -407,6 +415,17 @@ mod tests {
         let bad = JobCommand { argv: vec![OsString::from("a\0b")], ..JobCommand::default() };
         assert_eq!(Prepared::new(&bad).err().unwrap().exit_code(), 125);
         assert_eq!(Prepared::new(&JobCommand::default()).err().unwrap().exit_code(), 125);
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_is_told_apart() {
+        // One string longer than the kernel takes.
+        let hold = SignalHold::new().unwrap();
+        let argv = vec![OsString::from("/bin/true"), OsString::from("x".repeat(200_000))];
+        let error = spawn(&JobCommand { argv, ..JobCommand::default() }, hold).err().unwrap();
+        assert_eq!(error.exit_code(), 126);
+        assert!(error.to_string().contains("too long"), "{error}");
+        assert!(!tree::has_children(), "the failed child is reaped");
     }
 
     #[test]

@@ -95,8 +95,8 @@ struct State {
     /// When the frame that is being read was begun.
     busy: Option<Instant>,
     /// A whole frame that nobody has taken.
-    ready: Option<Box<GpuFrame>>,
-    spare: Vec<Box<GpuFrame>>,
+    ready: Option<GpuFrame>,
+    spare: Vec<GpuFrame>,
     news: Vec<GpuNews>,
     opened: Option<Result<Arc<[Followed]>, GpuReaderError>>,
     stop: bool,
@@ -106,7 +106,7 @@ struct State {
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// For the thread: something was asked for, taken, or it is to stop.
+    /// For the thread: something was asked for, or it is to stop.
     work: Condvar,
     /// For the owner: opened, a frame is ready, or the thread ended.
     done: Condvar,
@@ -125,7 +125,7 @@ pub struct GpuReader {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     /// The frame that was taken last.
-    current: Box<GpuFrame>,
+    current: GpuFrame,
     followed: Option<Arc<[Followed]>>,
 }
 
@@ -166,7 +166,7 @@ impl GpuReader {
         open: impl FnOnce() -> Result<S, GpuReaderError> + Send + 'static,
     ) -> Result<Self, GpuReaderError> {
         let shared = Arc::new(Shared::default());
-        shared.lock().spare = vec![Box::default(), Box::default()];
+        shared.lock().spare = vec![GpuFrame::default(), GpuFrame::default()];
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("gpurun-gpu".to_owned())
@@ -182,7 +182,7 @@ impl GpuReader {
                 theirs.done.notify_all();
             })
             .map_err(|error| GpuReaderError::Failed(format!("no thread: {error}")))?;
-        Ok(Self { shared, thread: Some(thread), current: Box::default(), followed: None })
+        Ok(Self { shared, thread: Some(thread), current: GpuFrame::default(), followed: None })
     }
 
     /// Waits for the driver to be open, at most so long: the followed devices, in the order of the frames, or why
@@ -224,23 +224,19 @@ impl GpuReader {
         self.shared.work.notify_one();
     }
 
-    /// The oldest frame that was not taken yet. Waits for one that is asked for, at most so long; with nothing asked
-    /// for it returns at once.
+    /// The youngest frame that was not taken yet. Waits for the one that was asked for last, at most so long; then an
+    /// older one that came late will do. With nothing asked for it returns at once.
     ///
-    /// After a late frame there can be two: call again until a frame is as young as the last request. A frame says
-    /// itself when its reads began.
+    /// A frame says itself when its reads began. One that came late and was overtaken is not lost as a whole: what
+    /// the younger one did not have to read is carried over into it.
     pub fn take(&mut self, wait: Duration) -> Option<&GpuFrame> {
         let state = self.shared.lock();
-        let waiting = |state: &mut State| {
-            state.ready.is_none() && !state.ended && (state.asked.is_some() || state.busy.is_some())
-        };
+        let waiting = |state: &mut State| !state.ended && (state.asked.is_some() || state.busy.is_some());
         let (mut state, _) =
             self.shared.done.wait_timeout_while(state, wait, waiting).unwrap_or_else(PoisonError::into_inner);
         let fresh = state.ready.take()?;
         let old = std::mem::replace(&mut self.current, fresh);
         state.spare.push(old);
-        drop(state);
-        self.shared.work.notify_one();
         Some(&self.current)
     }
 
@@ -295,7 +291,8 @@ impl Drop for GpuReader {
 
 /// A panic's own words.
 fn words(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let text =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("a panic without words").to_owned()
 }
 
@@ -340,7 +337,7 @@ fn run<S: Source>(shared: &Shared, open: impl FnOnce() -> Result<S, GpuReaderErr
 }
 
 /// Waits for work: the request and a buffer for its frame. `None` when it is time to end.
-fn next(shared: &Shared) -> Option<(Mono, Instant, Depth, Box<GpuFrame>)> {
+fn next(shared: &Shared) -> Option<(Mono, Instant, Depth, GpuFrame)> {
     let state = shared.lock();
     let mut state = shared
         .work
@@ -356,20 +353,35 @@ fn next(shared: &Shared) -> Option<(Mono, Instant, Depth, Box<GpuFrame>)> {
     Some((at, asked, depth, frame))
 }
 
-/// Hands the frame over as soon as the one before is taken. `false` when it is time to end.
-fn deliver(shared: &Shared, frame: Box<GpuFrame>, news: &mut Vec<GpuNews>) -> bool {
+/// Hands the frame over. `false` when it is time to end.
+fn deliver(shared: &Shared, mut frame: GpuFrame, news: &mut Vec<GpuNews>) -> bool {
     let mut state = shared.lock();
     state.news.append(news);
     state.busy = None;
-    let mut state =
-        shared.work.wait_while(state, |state| state.ready.is_some() && !state.stop).unwrap_or_else(PoisonError::into_inner);
-    if state.stop {
-        return false;
+    if let Some(mut overtaken) = state.ready.take() {
+        carry_over(&mut overtaken, &mut frame);
+        state.spare.push(overtaken);
     }
     state.ready = Some(frame);
+    let go_on = !state.stop;
     drop(state);
     shared.done.notify_all();
-    true
+    go_on
+}
+
+/// Moves what only the older frame has read into the younger one: values of the slower paces, process lists.
+fn carry_over(older: &mut GpuFrame, younger: &mut GpuFrame) {
+    for (old, young) in older.devices.iter_mut().zip(&mut younger.devices) {
+        let fresh = young.readings.len();
+        for (id, reading) in old.readings.drain(..) {
+            if !young.readings.iter().take(fresh).any(|(known, _)| *known == id) {
+                young.readings.push((id, reading));
+            }
+        }
+        if young.processes.is_none() {
+            young.processes = old.processes.take();
+        }
+    }
 }
 
 /// A frame in which everything of the cheap tier is missing.
@@ -382,5 +394,232 @@ fn blank(frame: &mut GpuFrame, followed: &[Followed]) {
         // No counter has failed yet, so its estimate is not in use.
         let missing = cheap.filter(|id| **id != MetricId::GpuEnergyFromPower);
         device.readings.extend(missing.map(|id| (*id, Reading::Missing)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::model::id::GpuUuid;
+    use crate::sampling::frame::DeviceFrame;
+
+    /// Long enough for any loaded machine; nothing passes or fails by it.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// A source that does to each frame what a test says.
+    struct Scripted<F>(F);
+
+    impl<F: FnMut(Mono, Depth, &mut GpuFrame)> Source for Scripted<F> {
+        fn followed(&self) -> Vec<Followed> {
+            let identity = DeviceIdentity {
+                index: 0,
+                mig: None,
+                cuda: None,
+                uuid: GpuUuid::new("GPU-0"),
+                name: None,
+                memory_total: None,
+            };
+            vec![Followed {
+                identity: Arc::new(identity),
+                role: Role::Whole,
+                metrics: vec![
+                    MetricId::GpuTemperature,
+                    MetricId::GpuFanSpeed,
+                    MetricId::GpuEnergy,
+                    MetricId::GpuEnergyFromPower,
+                ],
+            }]
+        }
+
+        fn read(&mut self, at: Mono, depth: Depth, frame: &mut GpuFrame, _news: &mut Vec<GpuNews>) {
+            (self.0)(at, depth, frame);
+        }
+    }
+
+    fn reader(read: impl FnMut(Mono, Depth, &mut GpuFrame) + Send + 'static) -> GpuReader {
+        GpuReader::spawn(move || Ok(Scripted(read))).unwrap()
+    }
+
+    /// Writes the instant that was asked for where a test can find it.
+    fn stamp(at: Mono, frame: &mut GpuFrame) {
+        frame.devices.resize_with(1, DeviceFrame::default);
+        frame.devices[0].readings.clear();
+        frame.devices[0].readings.push((MetricId::GpuTemperature, Reading::Value(at.0 as f64)));
+    }
+
+    fn stamped(frame: &GpuFrame) -> f64 {
+        match frame.devices[0].readings[0].1 {
+            Reading::Value(value) => value,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_request_gives_a_frame_and_silence_gives_none() {
+        let mut reader = reader(|at, _, frame| stamp(at, frame));
+        assert!(reader.take(PATIENCE).is_none(), "nothing was asked for");
+        for at in 1..20 {
+            reader.request(Mono(at));
+            let frame = reader.take(PATIENCE).unwrap();
+            assert_eq!(stamped(frame), at as f64);
+            assert!(frame.at >= Mono(at));
+        }
+        assert!(reader.stop(PATIENCE));
+    }
+
+    /// A reader whose frames wait for a word each, and which says how deep each one was.
+    fn gated(
+        read: impl Fn(Mono, &mut GpuFrame) + Send + 'static,
+    ) -> (GpuReader, mpsc::Sender<()>, mpsc::Receiver<Depth>) {
+        let (go, gate) = mpsc::channel::<()>();
+        let (seen, depths) = mpsc::channel();
+        let reader = reader(move |at, depth, frame| {
+            gate.recv().unwrap();
+            read(at, frame);
+            seen.send(depth).unwrap();
+        });
+        (reader, go, depths)
+    }
+
+    fn wait_until_busy(reader: &GpuReader) {
+        while reader.busy_for().is_none() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_late_frame_is_taken_at_a_later_tick() {
+        let (mut reader, go, _depths) = gated(stamp);
+        reader.request(Mono(1));
+        wait_until_busy(&reader);
+        assert!(reader.take(Duration::ZERO).is_none(), "it hangs");
+        go.send(()).unwrap();
+        assert_eq!(stamped(reader.take(PATIENCE).unwrap()), 1.0);
+        assert!(reader.take(PATIENCE).is_none(), "taken is taken");
+
+        // While the next one hangs, a late one is better than none.
+        reader.request(Mono(2));
+        wait_until_busy(&reader);
+        reader.request(Mono(3));
+        reader.request(Mono(4));
+        go.send(()).unwrap();
+        while reader.shared.lock().asked.is_some() {
+            std::thread::yield_now();
+        }
+        assert_eq!(stamped(reader.take(Duration::ZERO).unwrap()), 2.0);
+        go.send(()).unwrap();
+        assert_eq!(
+            stamped(reader.take(PATIENCE).unwrap()),
+            4.0,
+            "the request that was not begun was replaced"
+        );
+        assert!(reader.stop(PATIENCE));
+    }
+
+    #[test]
+    fn an_overtaken_frame_leaves_what_only_it_has_read() {
+        let (mut reader, go, _depths) = gated(|at, frame| {
+            stamp(at, frame);
+            frame.devices[0].processes = None;
+            if at.0 == 1 {
+                frame.devices[0].readings.push((MetricId::GpuFanSpeed, Reading::Value(30.0)));
+                frame.devices[0].processes = Some(Ok(Vec::new()));
+            }
+        });
+        reader.request(Mono(1));
+        wait_until_busy(&reader);
+        reader.request(Mono(2));
+        go.send(()).unwrap();
+        go.send(()).unwrap();
+        let frame = reader.take(PATIENCE).unwrap();
+        let both =
+            [(MetricId::GpuTemperature, Reading::Value(2.0)), (MetricId::GpuFanSpeed, Reading::Value(30.0))];
+        assert_eq!(frame.devices[0].readings, both);
+        assert_eq!(frame.devices[0].processes, Some(Ok(Vec::new())));
+        assert!(frame.at >= Mono(2));
+        assert!(reader.take(PATIENCE).is_none(), "nothing lags behind");
+    }
+
+    #[test]
+    fn a_replaced_request_for_everything_is_kept() {
+        let (mut reader, go, depths) = gated(stamp);
+        reader.request(Mono(1));
+        wait_until_busy(&reader);
+        reader.request_everything(Mono(2));
+        reader.request(Mono(3));
+        go.send(()).unwrap();
+        go.send(()).unwrap();
+        assert_eq!(stamped(reader.take(PATIENCE).unwrap()), 3.0);
+        assert_eq!(depths.iter().take(2).collect::<Vec<_>>(), [Depth::Due, Depth::Everything]);
+    }
+
+    #[test]
+    fn a_hung_call_is_left_behind() {
+        let (go, gate) = mpsc::channel::<()>();
+        let mut reader = reader(move |_, _, _| gate.recv().unwrap_or(()));
+        reader.request(Mono(1));
+        wait_until_busy(&reader);
+        assert!(reader.take(Duration::ZERO).is_none());
+        assert!(!reader.stop(Duration::from_millis(1)), "it cannot have ended");
+        drop(go);
+    }
+
+    #[test]
+    fn a_panic_costs_a_frame_and_three_in_a_row_cost_the_reader() {
+        let mut reader = reader(|at, _, frame| {
+            stamp(at, frame);
+            assert!(at.0 % 2 == 0 && at.0 < 10, "odd or late");
+        });
+        for at in 1..=4 {
+            reader.request(Mono(at));
+            let frame = reader.take(PATIENCE).unwrap();
+            if at % 2 == 0 {
+                assert_eq!(stamped(frame), at as f64);
+            } else {
+                let missing =
+                    [MetricId::GpuTemperature, MetricId::GpuEnergy].map(|id| (id, Reading::Missing));
+                assert_eq!(frame.devices[0].readings, missing);
+            }
+        }
+        let news = reader.news();
+        assert_eq!(news.len(), 2);
+        assert!(news[0].device.is_none() && news[0].reason.to_string().contains("odd or late"), "{news:?}");
+        for at in 10..13 {
+            reader.request(Mono(at));
+            assert!(reader.take(PATIENCE).is_some());
+        }
+        reader.request(Mono(13));
+        assert!(reader.take(PATIENCE).is_none());
+        assert!(reader.has_ended());
+        assert!(reader.stop(PATIENCE));
+    }
+
+    #[test]
+    fn what_fails_at_the_opening_is_told() {
+        let error = || NvmlError::NoDriver { library: "x".to_owned() };
+        let mut failing =
+            GpuReader::launch(move || Err(error()), GpuSettings::new(vec![], PATIENCE)).unwrap();
+        assert_eq!(failing.ready(PATIENCE), Some(Err(GpuReaderError::Driver(error()))));
+        failing.request(Mono(1));
+        assert!(failing.take(PATIENCE).is_none());
+        assert!(failing.stop(PATIENCE));
+
+        let mut panicking =
+            GpuReader::launch(|| panic!("at the opening"), GpuSettings::new(vec![], PATIENCE)).unwrap();
+        let answer = panicking.ready(PATIENCE).unwrap();
+        assert_eq!(answer, Err(GpuReaderError::Failed("at the opening".to_owned())));
+    }
+
+    #[test]
+    fn buffers_go_round() {
+        let mut reader = reader(|at, _, frame| stamp(at, frame));
+        let mut places = std::collections::HashSet::new();
+        for at in 0..50 {
+            reader.request(Mono(at));
+            places.insert(reader.take(PATIENCE).unwrap().devices.as_ptr());
+        }
+        assert!(places.len() <= 3, "{} frames were allocated", places.len());
     }
 }

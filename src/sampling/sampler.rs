@@ -236,7 +236,7 @@ impl Sampler {
         self.dropped += due.skipped;
 
         let (host, whole) = (&mut self.host, &self.whole);
-        host.read(|id| whole.get(id).is_some(), |id, reading| whole.push(id, reading, out));
+        host.read(now, |id| whole.get(id).is_some(), |id, reading| whole.push(id, reading, out));
         self.sample_gpus(gpu, out, changes);
         if let (TreeRoot::GpuProcesses, Some(frame)) = (&self.settings.root, gpu) {
             let lists = frame.devices.iter().filter_map(|d| d.processes.as_ref()?.as_ref().ok());

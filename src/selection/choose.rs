@@ -4,10 +4,10 @@
 use std::cmp::{Ordering, Reverse};
 
 use super::SelectionError;
-use super::constraints::{Constraints, IDLE_UTILIZATION};
 use super::lease::Holder;
 use crate::model::device::{ComputeMode, DeviceSnapshot};
 use crate::model::reading::Reason;
+use crate::model::selection::{Constraints, IDLE_UTILIZATION};
 
 /// Whether a lease stands in the way of taking a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -339,8 +339,8 @@ fn judge(
 
     if let Some(name) = constraints.exclude.iter().find(|name| name.covers(device)) {
         let named = match name {
-            super::constraints::DeviceName::Index(index) => index.to_string(),
-            super::constraints::DeviceName::Uuid(prefix) => prefix.clone(),
+            crate::model::selection::DeviceName::Index(index) => index.to_string(),
+            crate::model::selection::DeviceName::Uuid(prefix) => prefix.clone(),
         };
         say(Constraint::NotExcluded, Some(Quantity::Text(named)), None, Outcome::Fail);
     }

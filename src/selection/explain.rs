@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::choose::{Choice, Constraint, Judged, Outcome, Quantity, Verdict};
-use super::constraints::NameFormat;
 use crate::model::device::DeviceSnapshot;
 use crate::model::reading::Reason;
+use crate::model::selection::NameFormat;
 
 /// `GPU 3`, or `GPU 0 slice 1`.
 pub fn device_label(device: &DeviceSnapshot) -> String {

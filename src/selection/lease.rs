@@ -30,8 +30,8 @@ use serde::{Deserialize, Serialize};
 
 use super::SelectionError;
 use super::choose::LeaseState;
-use super::constraints::Hold;
 use crate::model::id::GpuUuid;
+use crate::model::selection::Hold;
 
 /// Names the lease directory.
 pub const DIRECTORY_VARIABLE: &str = "GPURUN_LEASE_DIR";

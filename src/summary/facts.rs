@@ -40,7 +40,10 @@ pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
     }
     for left in &summary.leftovers {
         if let Some(mib) = left.gpu_memory_mib.filter(|mib| *mib > 0.0) {
-            facts.push(format!("process {} ({}) still held {mib:.0} MiB of GPU memory", left.pid, left.command));
+            facts.push(format!(
+                "process {} ({}) still held {mib:.0} MiB of GPU memory",
+                left.pid, left.command
+            ));
         }
     }
     for target in summary.targets.iter().filter(|t| t.lost_rows > 0) {

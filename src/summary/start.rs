@@ -18,7 +18,8 @@ pub fn line(
                 Some(mig) => format!("GPU {}:{}", device.index, mig.index),
             };
             let name = device.name.as_deref().map(|n| format!(" {n}")).unwrap_or_default();
-            let free = free.map(|b| format!(", {:.1} GiB free", b as f64 / (1u64 << 30) as f64)).unwrap_or_default();
+            let free =
+                free.map(|b| format!(", {:.1} GiB free", b as f64 / (1u64 << 30) as f64)).unwrap_or_default();
             format!("{label}{name} {}{free}", device.uuid.short())
         })
         .collect();

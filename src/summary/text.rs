@@ -17,10 +17,8 @@ pub fn lines(summary: &Summary) -> Vec<String> {
     for target in &summary.targets {
         match &target.error {
             None => lines.push(format!("{}: {} rows", target.target, target.rows)),
-            Some(error) => lines.push(format!(
-                "{}: {} rows, {} lost: {error}",
-                target.target, target.rows, target.lost_rows
-            )),
+            Some(error) => lines
+                .push(format!("{}: {} rows, {} lost: {error}", target.target, target.rows, target.lost_rows)),
         }
     }
     lines.extend(summary.facts.iter().map(|fact| format!("note: {fact}")));
@@ -59,7 +57,9 @@ fn job_line(summary: &Summary) -> String {
     let job = &summary.job;
     let mut line = String::from("job: ");
     match job.cpu_s {
-        Some(cpu) => drop(write!(line, "{} of CPU ({} of a core)", duration(cpu), mean_max(&job.cpu_percent, "%"))),
+        Some(cpu) => {
+            drop(write!(line, "{} of CPU ({} of a core)", duration(cpu), mean_max(&job.cpu_percent, "%")))
+        }
         None => line.push_str("CPU unknown"),
     }
     if let Some(rss) = job.memory_rss_mib.max {
@@ -86,7 +86,7 @@ fn job_line(summary: &Summary) -> String {
 
 fn own_line(summary: &Summary) -> String {
     let own = &summary.own;
-    let mut line = format!("gpurun: {} window{}", own.windows, if own.windows == 1 { "" } else { "s" });
+    let mut line = format!("log: {} window{}", own.windows, if own.windows == 1 { "" } else { "s" });
     let late = own.late_samples.unwrap_or(0.0) + own.dropped_samples.unwrap_or(0.0);
     if late > 0.0 {
         let _ = write!(line, ", {late:.0} samples late or not taken");

@@ -17,9 +17,9 @@ use crate::launch::SignalSet;
 use crate::model::device::{ComputeMode, DeviceIdentity, DeviceSnapshot, ProbeRequest};
 use crate::model::id::GpuUuid;
 use crate::model::reading::Known;
+use crate::model::selection::{Candidates, Constraints, Hold, NameFormat, Patience, Settings};
 use crate::selection::SelectionError;
 use crate::selection::choose::{Choice, choose};
-use crate::selection::constraints::{Candidates, Constraints, Hold, NameFormat, Patience, Settings};
 use crate::selection::explain;
 use crate::selection::lease::{
     DIRECTORY_VARIABLE, Holder, LEASES_VARIABLE, Lease, LeaseDirectory, Outer, command_note,

@@ -26,17 +26,16 @@ fn job(argv: &[OsString]) -> String {
     if let Some(id) = std::env::var("SLURM_JOB_ID").ok().filter(|id| !id.is_empty()) {
         return id;
     }
-    let name = argv.first().and_then(|command| Path::new(command).file_name()).unwrap_or(OsStr::new("record"));
+    let name =
+        argv.first().and_then(|command| Path::new(command).file_name()).unwrap_or(OsStr::new("record"));
     name.to_string_lossy().into_owned()
 }
 
 /// Describes a run that starts at `start`; devices, driver and series come later.
 pub(super) fn run(logging: &Logging, argv: &[OsString], start: ClockPair) -> RunInfo {
     let host = sysinfo::System::host_name().unwrap_or_else(|_| "localhost".to_owned());
-    let run = logging
-        .run
-        .clone()
-        .unwrap_or_else(|| format!("{}-{host}-{}", stamp(start.wall), std::process::id()));
+    let run =
+        logging.run.clone().unwrap_or_else(|| format!("{}-{host}-{}", stamp(start.wall), std::process::id()));
     RunInfo {
         run: run.into(),
         host: host.into(),

@@ -298,7 +298,8 @@ impl Running {
     /// After a panic: nothing is done but waiting for the job to end.
     fn wait_for_stop(&self) {
         while !self.stopping() {
-            if matches!(self.inbox.recv_timeout(Duration::from_secs(60)), Err(RecvTimeoutError::Disconnected)) {
+            if matches!(self.inbox.recv_timeout(Duration::from_secs(60)), Err(RecvTimeoutError::Disconnected))
+            {
                 return;
             }
         }
@@ -330,6 +331,10 @@ impl Running {
             let now = clock::monotonic();
             if !self.devices_known {
                 self.attach_devices(now, Duration::ZERO);
+                if self.devices_known && !self.suspended {
+                    // The first values of the GPUs are those of now, not of the next deadline.
+                    self.tick(clock::monotonic(), Due::unscheduled());
+                }
             }
             if !self.suspended
                 && let Some(due) = deadlines.take(now)
@@ -425,7 +430,8 @@ impl Running {
         match answer {
             Some(Ok(followed)) => {
                 self.devices_known = true;
-                let finding = std::mem::take(&mut *self.finding.lock().unwrap_or_else(PoisonError::into_inner));
+                let finding =
+                    std::mem::take(&mut *self.finding.lock().unwrap_or_else(PoisonError::into_inner));
                 self.run.driver = finding.driver;
                 for line in finding.notes {
                     self.notices.say(&line);
@@ -436,10 +442,6 @@ impl Running {
                 }
                 self.apply_changes(now);
                 self.begin_files();
-                // The first values of the GPUs are those of now, not of the next sample.
-                if let Some(gpu) = &mut self.gpu {
-                    gpu.request(now);
-                }
             }
             Some(Err(error)) => {
                 self.devices_known = true;
@@ -550,7 +552,8 @@ impl Running {
             }
             ToEngine::Control(ControlEvent::Collect { stack, at, reply }) => {
                 let collected = self.fold.collect(stack, at);
-                let rows: Vec<_> = collected.rows.iter().map(|row| (Arc::clone(&row.series), row.stats)).collect();
+                let rows: Vec<_> =
+                    collected.rows.iter().map(|row| (Arc::clone(&row.series), row.stats)).collect();
                 reply.send(control::reply::collected(&collected.tag, collected.duration_s, &rows));
             }
             ToEngine::Control(ControlEvent::Snapshot { reply }) => {
@@ -611,7 +614,8 @@ impl Running {
         self.begin_files();
         let exit = *self.shared.exit.lock().unwrap_or_else(PoisonError::into_inner);
         let end = RunEnd { exit, end: clock::wall(), duration_s: self.totals.seconds };
-        let reports = self.out.take().map(|out| out.finish(end.clone(), WRITERS_PATIENCE)).unwrap_or_default();
+        let reports =
+            self.out.take().map(|out| out.finish(end.clone(), WRITERS_PATIENCE)).unwrap_or_default();
         let run = self.run_shared.take().unwrap_or_else(|| Arc::new(self.run.clone()));
         EngineEnd { totals: self.totals, run, end, reports }
     }

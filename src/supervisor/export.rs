@@ -10,11 +10,16 @@ use crate::writers::export::{ExportRequest, export as convert};
 /// Inputs smaller than this many bytes are done before a bar could be read.
 const WORTH_A_BAR: u64 = 16 << 20;
 
-/// Makes the output; `err` hears what was left out of torn inputs. A bar is drawn on a terminal only.
-pub fn export(request: &ExportRequest, quiet: bool, err: &mut dyn Write) -> Result<u64, WriterError> {
+/// Makes the output (`-` is `out`, as JSON lines); `err` hears what was left out of torn inputs. A bar is drawn on a terminal only.
+pub fn export(
+    request: &ExportRequest,
+    quiet: bool,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> Result<u64, WriterError> {
     let show = !quiet && io::stderr().is_terminal();
     let mut bar: Option<ProgressBar> = None;
-    let exported = convert(request, |done, total| {
+    let exported = convert(request, out, |done, total| {
         if show && total >= WORTH_A_BAR {
             bar.get_or_insert_with(|| new_bar(total)).set_position(done);
         }

@@ -16,9 +16,9 @@ use crate::sampling::{ReapedUsage, TreeRoot};
 use crate::summary::json::{LeftoverSummary, Summary};
 use crate::writers::Opened;
 
-use super::picked::Picked;
 use super::engine::{Engine, EngineEnd, EngineSettings, Inbox, ToEngine};
 use super::notice::Notices;
+use super::picked::Picked;
 use super::watched::Watched;
 use super::{describe, targets};
 
@@ -167,7 +167,12 @@ fn start_engine(
 }
 
 /// Minds the job until its main process has ended.
-fn follow(launcher: &mut Launcher, engine: Option<&Engine>, kill_after: Option<Duration>, notices: &Notices) -> JobExit {
+fn follow(
+    launcher: &mut Launcher,
+    engine: Option<&Engine>,
+    kill_after: Option<Duration>,
+    notices: &Notices,
+) -> JobExit {
     let mut termination = Termination::new(kill_after);
     loop {
         let timeout = termination.deadline().map(|at| at.since(clock::monotonic()));

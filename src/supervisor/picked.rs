@@ -40,14 +40,16 @@ impl Picked {
             .settings(Purpose::Job)
             .map_err(|mistakes| Refusal::new(Exit::Usage, mistakes.to_string()))?;
         let nvml = open(args)?;
-        let command: Vec<String> = args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        let command: Vec<String> =
+            args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let mut stderr = NonBlockingStderr::new();
-        let mut screen = Screen {
-            out: &mut stderr,
-            terminal: std::io::stderr().is_terminal(),
-            quiet: args.common.quiet,
+        let mut screen =
+            Screen { out: &mut stderr, terminal: std::io::stderr().is_terminal(), quiet: args.common.quiet };
+        // Name and memory are what the start line and the files say of a device.
+        let mut probe = |request: &ProbeRequest| {
+            let request = ProbeRequest { name: true, memory: true, ..*request };
+            nvml.probe(&request).map_err(|error| error.to_string())
         };
-        let mut probe = |request: &ProbeRequest| nvml.probe(request).map_err(|error| error.to_string());
         let chosen = choose::choose_for_job(&settings, &surroundings, &command, &mut probe, &mut screen)
             .map_err(|error| Refusal { code: error.exit().code(), lines: lines(&error.to_string()) })?;
         Ok(Self { surroundings, known: Some((nvml, chosen.devices)), env: chosen.env, lease: chosen.lease })
@@ -111,9 +113,8 @@ impl Picked {
 }
 
 fn open(args: &RunArgs) -> Result<Nvml, Refusal> {
-    Nvml::open(args.common.library().as_deref()).map_err(|error| {
-        Refusal::new(Exit::OwnFailure, format!("GPUs cannot be chosen: {error}"))
-    })
+    Nvml::open(args.common.library().as_deref())
+        .map_err(|error| Refusal::new(Exit::OwnFailure, format!("GPUs cannot be chosen: {error}")))
 }
 
 /// A refusal of several lines: the error first, then the reason of each device.

@@ -28,13 +28,20 @@ pub(super) fn run(args: &RecordArgs, hold: SignalHold) -> ExitCode {
 fn record(args: &RecordArgs, hold: SignalHold, notices: &Notices) -> Result<(), Refusal> {
     let logging = args.logging.meaning().map_err(|line| Refusal::new(Exit::Usage, line))?;
     if logging.targets.is_empty() && logging.summary.is_none() {
-        return Err(Refusal::new(Exit::Usage, "record needs somewhere to write to: --log TARGET or --summary FILE"));
+        return Err(Refusal::new(
+            Exit::Usage,
+            "record needs somewhere to write to: --log TARGET or --summary FILE",
+        ));
     }
     if let Some(pid) = args.pid.iter().find(|pid| **pid <= 0) {
         return Err(Refusal::new(Exit::Usage, format!("--pid {pid}: a process id is positive")));
     }
     let mut watch = Watch::new(hold, &args.pid).map_err(|(pid, error)| {
-        let why = if error.raw_os_error() == Some(libc::ESRCH) { "there is no such process".into() } else { error.to_string() };
+        let why = if error.raw_os_error() == Some(libc::ESRCH) {
+            "there is no such process".into()
+        } else {
+            error.to_string()
+        };
         Refusal::new(Exit::OwnFailure, format!("--pid {pid}: {why}"))
     })?;
     let run = describe::run(&logging, &[], clock::pair());
@@ -67,7 +74,10 @@ fn record(args: &RecordArgs, hold: SignalHold, notices: &Notices) -> Result<(), 
         socket.stop(LAST_MARKS);
     }
     let Some(end) = engine.finish(None, LAST_WINDOW) else {
-        return Err(Refusal::new(Exit::OwnFailure, "the last window is lost: the engine did not answer in time"));
+        return Err(Refusal::new(
+            Exit::OwnFailure,
+            "the last window is lost: the engine did not answer in time",
+        ));
     };
     let summary = Summary::new(&end.run, &end.end, &end.totals, targets::summaries(&end.reports), Vec::new());
     targets::say_reports(&end.reports, notices);
@@ -77,4 +87,3 @@ fn record(args: &RecordArgs, hold: SignalHold, notices: &Notices) -> Result<(), 
     targets::write_summary(&logging, &summary, notices);
     Ok(())
 }
-

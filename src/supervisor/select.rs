@@ -5,7 +5,7 @@ use std::io::Write;
 use super::choose::{self, ChooseError, Probe, Screen, Surroundings};
 use crate::cli::exit::Exit;
 use crate::cli::selection::SelectOutputArgs;
-use crate::selection::constraints::Settings;
+use crate::model::selection::Settings;
 use crate::selection::explain;
 
 /// Where `select` writes, and who reads it.

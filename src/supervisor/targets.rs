@@ -57,7 +57,11 @@ pub(super) fn check_summary(logging: &Logging, notices: &Notices) -> Result<(), 
     let existed = path.exists();
     if existed && !logging.overwrite {
         let line = format!("--summary {}: the file exists; use --overwrite or another name", path.display());
-        return if logging.best_effort { Ok(notices.say(&line)) } else { Err(Refusal::new(Exit::OwnFailure, line)) };
+        return if logging.best_effort {
+            Ok(notices.say(&line))
+        } else {
+            Err(Refusal::new(Exit::OwnFailure, line))
+        };
     }
     match OpenOptions::new().append(true).create(true).open(path) {
         Ok(_) => {
@@ -69,7 +73,11 @@ pub(super) fn check_summary(logging: &Logging, notices: &Notices) -> Result<(), 
         }
         Err(error) => {
             let line = format!("--summary {}: {error}", path.display());
-            if logging.best_effort { Ok(notices.say(&line)) } else { Err(Refusal::new(Exit::OwnFailure, line)) }
+            if logging.best_effort {
+                Ok(notices.say(&line))
+            } else {
+                Err(Refusal::new(Exit::OwnFailure, line))
+            }
         }
     }
 }

@@ -47,7 +47,7 @@ impl ExportFormat {
 pub struct ExportRequest {
     /// Logs, or directories of logs; their rows follow one another.
     pub inputs: Vec<PathBuf>,
-    /// The file to make; its suffix is the format.
+    /// The file to make; its suffix is the format. `-` is standard output, as JSON lines.
     pub output: PathBuf,
     /// Layout of the output.
     pub layout: Layout,
@@ -65,10 +65,21 @@ pub struct Exported {
 }
 
 /// Makes the output. `progress` hears the bytes read so far and the bytes to read.
-pub fn export(request: &ExportRequest, mut progress: impl FnMut(u64, u64)) -> Result<Exported, WriterError> {
+///
+/// The output `-` is `stdout`, as JSON lines.
+pub fn export(
+    request: &ExportRequest,
+    stdout: &mut dyn Write,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<Exported, WriterError> {
     let output = &request.output;
-    let format = ExportFormat::of(output).ok_or_else(|| WriterError::UnknownOutput(output.clone()))?;
-    if output.exists() && !request.overwrite {
+    let to_stdout = output.as_os_str() == "-";
+    let format = match ExportFormat::of(output) {
+        _ if to_stdout => ExportFormat::JsonLines,
+        Some(format) => format,
+        None => return Err(WriterError::UnknownOutput(output.clone())),
+    };
+    if !to_stdout && output.exists() && !request.overwrite {
         return Err(WriterError::OutputExists(output.clone()));
     }
     let mut inputs = Vec::new();
@@ -88,11 +99,13 @@ pub fn export(request: &ExportRequest, mut progress: impl FnMut(u64, u64)) -> Re
         Layout::Long => Columns::default(),
         Layout::Wide => walk.columns()?,
     };
-    let mut sink = Sink::create(format, request.layout, output, columns)?;
+    let stdout = if to_stdout { Some(stdout) } else { None };
+    let mut sink =
+        Sink::create(format, request.layout, output, columns, merged(about, request.layout), stdout)?;
     let mut exported = Exported::default();
     for input in &inputs {
         let mut log = read::rows(input)?;
-        sink.next_input(device_labels(log.metadata()))?;
+        sink.next_input(device_labels(log.metadata()));
         walk.rows(&mut log, |row| {
             exported.rows += 1;
             sink.push(row)
@@ -101,7 +114,7 @@ pub fn export(request: &ExportRequest, mut progress: impl FnMut(u64, u64)) -> Re
             exported.dropped.push((input.clone(), what.to_owned()));
         }
     }
-    sink.finish(merged(about, request.layout), request.overwrite)?;
+    sink.finish(request.overwrite)?;
     Ok(exported)
 }
 
@@ -171,26 +184,28 @@ fn merged(inputs: Vec<Metadata>, layout: Layout) -> Metadata {
     out
 }
 
-enum Sink {
-    Text { file: TextAside, pivot: Option<Pivot>, json: bool, lines: csv_file::Lines, buffer: Vec<u8> },
+enum Sink<'a> {
+    Text { file: TextOut<'a>, pivot: Option<Pivot>, json: bool, lines: csv_file::Lines, buffer: Vec<u8> },
     Long { builder: Box<LongBuilder>, aside: Aside },
     Wide(Box<WideParquet>),
 }
 
-impl Sink {
+impl<'a> Sink<'a> {
     fn create(
         format: ExportFormat,
         layout: Layout,
         output: &Path,
         columns: Columns,
-    ) -> Result<Sink, WriterError> {
+        about: Metadata,
+        stdout: Option<&'a mut dyn Write>,
+    ) -> Result<Sink<'a>, WriterError> {
         match (format, layout) {
             (ExportFormat::Parquet, Layout::Long) => Ok(Sink::Long {
                 builder: Box::new(LongBuilder::new()),
-                aside: Aside::create(output, super::columns::long_schema())?,
+                aside: Aside::create(output, &super::columns::long_schema(), about)?,
             }),
             (ExportFormat::Parquet, Layout::Wide) => {
-                Ok(Sink::Wide(Box::new(WideParquet::create(output, columns, HashMap::new())?)))
+                Ok(Sink::Wide(Box::new(WideParquet::create(output, columns, HashMap::new(), about)?)))
             }
             (format, layout) => {
                 let json = format == ExportFormat::JsonLines;
@@ -204,19 +219,21 @@ impl Sink {
                     buffer = csv_file::header(&names);
                 }
                 let pivot = (layout == Layout::Wide).then(|| Pivot::new(columns, HashMap::new()));
-                let file = TextAside::create(output)?;
+                let file = match stdout {
+                    Some(stdout) => TextOut::Stream(stdout),
+                    None => TextOut::Aside(TextAside::create(output)?),
+                };
                 Ok(Sink::Text { file, pivot, json, lines: csv_file::Lines::default(), buffer })
             }
         }
     }
 
-    fn next_input(&mut self, labels: HashMap<String, String>) -> Result<(), WriterError> {
+    fn next_input(&mut self, labels: HashMap<String, String>) {
         match self {
             Sink::Text { pivot: Some(pivot), .. } => pivot.add_labels(labels),
             Sink::Wide(wide) => wide.add_labels(labels),
             _ => {}
         }
-        Ok(())
     }
 
     fn push(&mut self, row: &ReadRow) -> Result<(), WriterError> {
@@ -244,13 +261,13 @@ impl Sink {
         }
     }
 
-    fn finish(self, about: Metadata, replace: bool) -> Result<(), WriterError> {
+    fn finish(self, replace: bool) -> Result<(), WriterError> {
         match self {
             Sink::Long { mut builder, mut aside } => {
                 write_long(&mut builder, &mut aside)?;
-                aside.finish(about, replace).map(drop)
+                aside.finish(replace).map(drop)
             }
-            Sink::Wide(wide) => wide.into_aside()?.finish(about, replace).map(drop),
+            Sink::Wide(wide) => wide.into_aside()?.finish(replace).map(drop),
             Sink::Text { mut file, pivot, json, mut lines, mut buffer } => {
                 if let Some(mut pivot) = pivot
                     && let Some((fixed, values)) = pivot.flush()
@@ -335,6 +352,32 @@ fn json_line(out: &mut Vec<u8>, row: &LongRow<'_>) {
 fn put_json(out: &mut Vec<u8>, object: Map<String, Value>) {
     out.extend_from_slice(Value::Object(object).to_string().as_bytes());
     out.push(b'\n');
+}
+
+/// Where lines go.
+enum TextOut<'a> {
+    Stream(&'a mut dyn Write),
+    Aside(TextAside),
+}
+
+impl TextOut<'_> {
+    fn take(&mut self, bytes: &mut Vec<u8>) -> Result<(), WriterError> {
+        match self {
+            TextOut::Aside(aside) => aside.take(bytes),
+            TextOut::Stream(out) => {
+                out.write_all(bytes).map_err(WriterError::io("write", "standard output"))?;
+                bytes.clear();
+                Ok(())
+            }
+        }
+    }
+
+    fn finish(self, replace: bool) -> Result<(), WriterError> {
+        match self {
+            TextOut::Aside(aside) => aside.finish(replace),
+            TextOut::Stream(out) => out.flush().map_err(WriterError::io("write", "standard output")),
+        }
+    }
 }
 
 /// A text file that is written aside.

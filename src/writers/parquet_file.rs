@@ -1,13 +1,14 @@
 //! Parquet: a journal beside the target while the run lasts, one file written aside and renamed at
 //! its end. What stands under the target's name is always whole.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
-use arrow_schema::SchemaRef;
+use arrow_schema::{Schema, SchemaRef};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
@@ -50,8 +51,10 @@ pub(super) fn aside_path(target: &Path) -> PathBuf {
     target.with_file_name(format!(".{name}.tmp"))
 }
 
-pub(super) fn properties() -> WriterProperties {
+fn properties(metadata: &Metadata) -> WriterProperties {
+    let pairs = metadata.iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone())).collect();
     let mut builder = WriterProperties::builder()
+        .set_key_value_metadata(Some(pairs))
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(3).unwrap_or_default()))
         .set_max_row_group_row_count(Some(ROW_GROUP))
         .set_created_by(concat!("gpurun ", env!("CARGO_PKG_VERSION")).to_owned());
@@ -75,12 +78,25 @@ fn encoding(action: &'static str, path: &Path) -> impl Fn(parquet::errors::Parqu
 }
 
 impl Aside {
-    pub(super) fn create(target: &Path, schema: SchemaRef) -> Result<Aside, WriterError> {
+    /// The metadata goes to two places: DuckDB reads it beside the schema, pyarrow only inside it.
+    pub(super) fn create(
+        target: &Path,
+        schema: &SchemaRef,
+        metadata: Metadata,
+    ) -> Result<Aside, WriterError> {
+        let properties = properties(&metadata);
+        let schema = Schema::new_with_metadata(
+            schema.fields().clone(),
+            metadata.into_iter().collect::<HashMap<_, _>>(),
+        );
         let aside = aside_path(target);
         let file = File::create(&aside).map_err(WriterError::io("create", &aside))?;
-        let writer =
-            ArrowWriter::try_new(BufWriter::with_capacity(256 << 10, file), schema, Some(properties()))
-                .map_err(encoding("write", &aside))?;
+        let writer = ArrowWriter::try_new(
+            BufWriter::with_capacity(256 << 10, file),
+            Arc::new(schema),
+            Some(properties),
+        )
+        .map_err(encoding("write", &aside))?;
         Ok(Aside { writer, aside, target: target.to_owned(), rows: 0 })
     }
 
@@ -94,10 +110,7 @@ impl Aside {
     }
 
     /// Closes, syncs and renames. `replace` is whether a file of that name may be there.
-    pub(super) fn finish(mut self, metadata: Metadata, replace: bool) -> Result<u64, WriterError> {
-        for (key, value) in metadata {
-            self.writer.append_key_value_metadata(KeyValue::new(key, value));
-        }
+    pub(super) fn finish(mut self, replace: bool) -> Result<u64, WriterError> {
         self.writer.finish().map_err(encoding("write", &self.aside))?;
         let out = self.writer.inner_mut();
         out.flush().map_err(WriterError::io("write", &self.aside))?;
@@ -315,10 +328,11 @@ fn convert(file: &LogFile, target: &Path, end: Option<&RunEnd>) -> Result<Recove
     let earlier = if append { earlier } else { None };
     let replace = mode != "create";
     let wide = about.get(metadata::LAYOUT).is_some_and(|l| l == "wide");
+    let of_file = metadata::of_file(earlier.as_ref(), about.clone());
     let aside = if wide {
-        wide_file(&mut journal, target, old, &about, &mut done)?
+        wide_file(&mut journal, target, old, &about, of_file, &mut done)?
     } else {
-        let mut aside = Aside::create(target, long_schema())?;
+        let mut aside = Aside::create(target, &long_schema(), of_file)?;
         if let Some(old) = old {
             copy_rows(old, &mut aside)?;
         }
@@ -332,7 +346,7 @@ fn convert(file: &LogFile, target: &Path, end: Option<&RunEnd>) -> Result<Recove
         aside
     };
     done.torn_bytes = journal.torn_bytes();
-    aside.finish(metadata::of_file(earlier.as_ref(), about), replace)?;
+    aside.finish(replace)?;
     Ok(done)
 }
 
@@ -360,6 +374,7 @@ fn wide_file(
     target: &Path,
     old: Option<&Path>,
     about: &Metadata,
+    of_file: Metadata,
     done: &mut Recovered,
 ) -> Result<Aside, WriterError> {
     let mut names = match old {
@@ -368,7 +383,7 @@ fn wide_file(
     };
     names.extend(metadata::texts(about, metadata::WIDE_COLUMNS));
     let columns = Columns::from_names(&names);
-    let mut out = WideParquet::create(target, columns, device_labels(about))?;
+    let mut out = WideParquet::create(target, columns, device_labels(about), of_file)?;
     if let Some(old) = old {
         for row in read::rows(old)? {
             out.push(&row?)?;
@@ -404,9 +419,10 @@ impl WideParquet {
     pub(super) fn create(
         target: &Path,
         columns: Columns,
-        labels: std::collections::HashMap<String, String>,
+        labels: HashMap<String, String>,
+        metadata: Metadata,
     ) -> Result<WideParquet, WriterError> {
-        let aside = Aside::create(target, wide_schema(columns.names()))?;
+        let aside = Aside::create(target, &wide_schema(columns.names()), metadata)?;
         let builder = WideBuilder::new(columns.names());
         Ok(WideParquet { pivot: Pivot::new(columns, labels), builder, aside })
     }
@@ -418,7 +434,7 @@ impl WideParquet {
         }
     }
 
-    pub(super) fn add_labels(&mut self, labels: std::collections::HashMap<String, String>) {
+    pub(super) fn add_labels(&mut self, labels: HashMap<String, String>) {
         self.pivot.add_labels(labels);
     }
 

@@ -39,7 +39,7 @@ fn wrong_input_is_one_line_and_exit_2() {
         (&["--"], "no command after --"),
         (&["-n", "2"], "put it after --"),
         (&["--frobnicate", "--", "true"], "--frobnicate"),
-        (&["-n", "x", "--", "true"], "-n"),
+        (&["-n", "x", "--", "true"], "--count"),
         (&["-n", "-1", "--", "true"], "-1"),
         (&["-f", "8Gib5", "--", "true"], "8Gib5"),
         (&["-f", "", "--", "true"], "--min-free-memory"),
@@ -79,7 +79,18 @@ fn what_follows_the_separator_belongs_to_the_job() {
 #[test]
 fn help_names_every_subcommand_and_version_is_plain() {
     let help = String::from_utf8(gpurun(&["--help"]).stdout).unwrap();
-    for word in ["select", "devices", "record", "recover", "export", "report", "status", "metrics", "completions", "--log"] {
+    for word in [
+        "select",
+        "devices",
+        "record",
+        "recover",
+        "export",
+        "report",
+        "status",
+        "metrics",
+        "completions",
+        "--log",
+    ] {
         assert!(help.contains(word), "{word} is not in --help");
     }
     let version = String::from_utf8(gpurun(&["--version"]).stdout).unwrap();

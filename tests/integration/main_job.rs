@@ -45,7 +45,11 @@ fn simulated(dir: &Path, scenario: &str) -> Installed {
 
 fn gpurun(dir: &Path, driver: Option<&Installed>, args: &[&str]) -> Output {
     let mut command = Command::new(support::gpurun());
-    command.args(args).current_dir(dir).env_remove("CUDA_VISIBLE_DEVICES").env("GPURUN_LEASE_DIR", dir.join("leases"));
+    command
+        .args(args)
+        .current_dir(dir)
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .env("GPURUN_LEASE_DIR", dir.join("leases"));
     match driver {
         Some(driver) => drop(driver.apply(&mut command)),
         None => drop(command.env("GPURUN_NVML_LIBRARY", dir.join("no-such-library.so"))),
@@ -62,8 +66,11 @@ fn the_job_sees_exactly_the_free_gpus_and_only_they_are_logged() {
     let dir = tempfile::tempdir().unwrap();
     let driver = simulated(dir.path(), "four-gpus-two-full");
     let script = "echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER; exit 7";
-    let output =
-        gpurun(dir.path(), Some(&driver), &["-n", "2", "-f", "8GiB", "--log", "metrics.csv", "--", "sh", "-c", script]);
+    let output = gpurun(
+        dir.path(),
+        Some(&driver),
+        &["-n", "2", "-f", "8GiB", "--log", "metrics.csv", "--", "sh", "-c", script],
+    );
     assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
     assert_eq!(text(&output.stdout), "3,0 PCI_BUS_ID\n");
 
@@ -72,10 +79,13 @@ fn the_job_sees_exactly_the_free_gpus_and_only_they_are_logged() {
     assert_eq!(logged, BTreeSet::from(["0".to_owned(), "3".to_owned()]));
     // The scenario: 512 of 81920 MiB on GPU 0, nothing on GPU 3; ordinals in the order of the variable.
     for (gpu, cuda, used, free) in [("0", "1", 512.0, 81408.0), ("3", "0", 0.0, 81920.0)] {
-        let of = |metric: &str| [("scope", "gpu"), ("gpu", gpu), ("metric", metric)].map(|(a, b)| (a.to_owned(), b.to_owned()));
+        let of = |metric: &str| {
+            [("scope", "gpu"), ("gpu", gpu), ("metric", metric)].map(|(a, b)| (a.to_owned(), b.to_owned()))
+        };
         let number = |metric: &str, want: &str| {
             let conditions = of(metric);
-            let conditions: Vec<(&str, &str)> = conditions.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+            let conditions: Vec<(&str, &str)> =
+                conditions.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
             csv.numbers(&conditions, want)
         };
         for statistic in ["mean", "min", "max", "last"] {
@@ -99,7 +109,11 @@ fn a_run_of_a_millisecond_has_rows_of_every_scope() {
     for scope in ["host", "gpu", "job", "gpurun"] {
         assert!(scopes.contains(scope), "no rows of scope {scope}: {scopes:?}");
     }
-    assert_eq!(csv.select(&[("scope", "gpu"), ("metric", "memory_used")], "mean").len(), 4, "all GPUs are watched");
+    assert_eq!(
+        csv.select(&[("scope", "gpu"), ("metric", "memory_used")], "mean").len(),
+        4,
+        "all GPUs are watched"
+    );
     assert!(csv.numbers(&[("metric", "processes")], "max")[0] >= 1.0);
 }
 
@@ -191,7 +205,19 @@ fn the_example_of_the_readme_runs_and_learns() {
     let output = gpurun(
         dir.path(),
         None,
-        &["--log", "m.csv", "--interval", "200ms", "--window", "1s", "--", "python3", train.to_str().unwrap(), "--seconds", "2"],
+        &[
+            "--log",
+            "m.csv",
+            "--interval",
+            "200ms",
+            "--window",
+            "1s",
+            "--",
+            "python3",
+            train.to_str().unwrap(),
+            "--seconds",
+            "2",
+        ],
     );
     assert!(output.status.success(), "{}", text(&output.stderr));
     let last = text(&output.stdout).lines().last().unwrap().to_owned();
@@ -200,6 +226,7 @@ fn the_example_of_the_readme_runs_and_learns() {
     assert!(end < first.parse::<f64>().unwrap(), "{last}");
     let csv = Csv::read(&dir.path().join("m.csv"));
     // The parent and its two loaders.
-    let most = csv.numbers(&[("scope", "job"), ("metric", "processes")], "max").into_iter().fold(0.0, f64::max);
+    let most =
+        csv.numbers(&[("scope", "job"), ("metric", "processes")], "max").into_iter().fold(0.0, f64::max);
     assert!(most >= 3.0, "{most} processes");
 }

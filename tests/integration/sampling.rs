@@ -1,1 +1,3 @@
 //! Tests: sampling.
+
+mod gpu;

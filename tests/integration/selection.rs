@@ -1,1 +1,910 @@
-//! Tests: selection.
+//! Selection: the pure choice against its rules written a second time, `select` against the real nvisel, and the
+//! deliberate differences between the two, one test each.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use fake_nvml::{Cuda, Fault, Gpu, Installed, Mig, Process, Scenario, Signal, Square, Wave};
+use gpurun::model::device::{ComputeMode, DeviceMemory, DeviceProcess, DeviceSnapshot, MigPlace};
+use gpurun::model::id::GpuUuid;
+use gpurun::model::reading::{Known, Reason};
+use gpurun::model::selection::{Constraints, Count, DeviceName, NamePattern};
+use gpurun::selection::choose::{LeaseState, choose};
+use gpurun::selection::lease::Holder;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::TestRunner;
+
+use super::support;
+
+// ---------------------------------------------------------------------------------------------------------------
+// The rules a second time, as plainly as they can be said.
+// ---------------------------------------------------------------------------------------------------------------
+
+/// What a device is to the rules: refused, or taken with so many loosened constraints.
+fn standing(rules: &Constraints, device: &DeviceSnapshot, leased: bool) -> Option<u32> {
+    let lost = |reason: &Reason| matches!(reason, Reason::GpuLost | Reason::DriverGone | Reason::TimedOut);
+    if device.uuid.is_err() || leased {
+        return None;
+    }
+    if matches!(&device.memory, Err(reason) if lost(reason) || *reason == Reason::NoPermission)
+        || matches!(&device.gpu_utilization, Err(reason) if lost(reason))
+        || matches!(&device.name, Err(reason) if lost(reason))
+        || matches!(&device.compute_mode, Err(reason) if lost(reason))
+    {
+        return None;
+    }
+    for name in &rules.exclude {
+        let hit = match name {
+            DeviceName::Index(index) => *index == device.index,
+            DeviceName::Uuid(text) => {
+                let text = text.to_lowercase();
+                device.uuid.as_ref().unwrap().as_str().to_lowercase().starts_with(&text)
+                    || device
+                        .parent_uuid
+                        .as_ref()
+                        .is_some_and(|u| u.as_str().to_lowercase().starts_with(&text))
+            }
+        };
+        if hit {
+            return None;
+        }
+    }
+    if let Some(pattern) = &rules.gpu_name {
+        let name = device.name.as_ref().ok()?;
+        if !name.to_lowercase().contains(&pattern.as_str().to_lowercase()) {
+            return None;
+        }
+    }
+    let compute_processes =
+        device.processes.as_ref().ok().map(|list| list.iter().filter(|p| p.compute).count() as u32);
+    if rules.for_job {
+        match &device.compute_mode {
+            Ok(ComputeMode::Default) | Err(Reason::NotSupported | Reason::MissingSymbol) => {}
+            Ok(ComputeMode::Prohibited) | Err(_) => return None,
+            Ok(_) if compute_processes == Some(0) => {}
+            Ok(_) => return None,
+        }
+    }
+    let mut loosened = 0;
+    let tolerance = f64::from(rules.tolerance);
+    if let Some(limit) = rules.min_free_memory {
+        let memory = device.memory.as_ref().ok()?;
+        let ours: u64 = device.processes.iter().flatten().fold(0, |sum, process| {
+            let counts = process.uid.is_some_and(|uid| rules.free_accounts.contains(&uid));
+            sum + if counts { process.memory.clone().unwrap_or(0) } else { 0 }
+        });
+        let free = (memory.free + ours).min(memory.total);
+        if free < limit {
+            if (free as f64) * 100.0 < (limit as f64) * (100.0 - tolerance) {
+                return None;
+            }
+            loosened += 1;
+        }
+    }
+    if let Some(limit) = rules.min_total_memory {
+        let total = device.memory.as_ref().ok()?.total;
+        if total < limit {
+            if (total as f64) * 100.0 < (limit as f64) * (100.0 - tolerance) {
+                return None;
+            }
+            loosened += 1;
+        }
+    }
+    for (limit, value) in [
+        (rules.max_gpu_utilization, &device.gpu_utilization),
+        (rules.max_memory_utilization, &device.memory_utilization),
+    ] {
+        if let Some(limit) = limit {
+            let value = *value.as_ref().ok()?;
+            if value > limit {
+                if value > limit + rules.tolerance {
+                    return None;
+                }
+                loosened += 1;
+            }
+        }
+    }
+    if rules.idle && (compute_processes? != 0 || *device.gpu_utilization.as_ref().ok()? > 5) {
+        return None;
+    }
+    if let Some(limit) = rules.max_processes
+        && compute_processes? > limit
+    {
+        return None;
+    }
+    Some(loosened)
+}
+
+/// Free memory as the order sees it: whole twentieths of the total, in bytes; unknown is worse than nothing.
+fn room(rules: &Constraints, device: &DeviceSnapshot) -> i128 {
+    let Ok(memory) = &device.memory else { return -1 };
+    let ours: u64 = device
+        .processes
+        .iter()
+        .flatten()
+        .filter(|p| p.uid.is_some_and(|uid| rules.free_accounts.contains(&uid)))
+        .filter_map(|p| p.memory.clone().ok())
+        .sum();
+    let free = i128::from((memory.free + ours).min(memory.total));
+    let total = i128::from(memory.total);
+    let twentieths = (0..=20).rev().find(|n| free * 20 >= total * n).unwrap();
+    twentieths * total / 20
+}
+
+fn busy(value: &Known<u32>) -> u64 {
+    value.as_ref().map_or(u64::MAX, |value| u64::from(*value))
+}
+
+/// Whether `a` goes before `b`.
+fn goes_before(rules: &Constraints, a: (u32, &DeviceSnapshot), b: (u32, &DeviceSnapshot)) -> bool {
+    if a.0 != b.0 {
+        return a.0 < b.0;
+    }
+    let (a, b) = (a.1, b.1);
+    if room(rules, a) != room(rules, b) {
+        return room(rules, a) > room(rules, b);
+    }
+    if busy(&a.gpu_utilization) != busy(&b.gpu_utilization) {
+        return busy(&a.gpu_utilization) < busy(&b.gpu_utilization);
+    }
+    if busy(&a.memory_utilization) != busy(&b.memory_utilization) {
+        return busy(&a.memory_utilization) < busy(&b.memory_utilization);
+    }
+    (a.index, a.mig.map(|m| m.index)) > (b.index, b.mig.map(|m| m.index))
+}
+
+/// The whole choice by hand.
+fn by_hand(rules: &Constraints, devices: &[DeviceSnapshot], leased: &[bool]) -> (Vec<usize>, bool) {
+    let mut left: Vec<(usize, u32)> = devices
+        .iter()
+        .zip(leased)
+        .enumerate()
+        .filter_map(|(index, (device, leased))| Some((index, standing(rules, device, *leased)?)))
+        .collect();
+    let mut order = Vec::new();
+    while !left.is_empty() {
+        let mut best = 0;
+        for other in 1..left.len() {
+            let pick = |at: usize| (left[at].1, &devices[left[at].0]);
+            if rules.sort && goes_before(rules, pick(other), pick(best)) {
+                best = other;
+            }
+        }
+        order.push(left.remove(best));
+    }
+    let min = rules.count.min as usize;
+    let slice = |index: usize| devices[index].mig.is_some();
+    let whole = order.iter().filter(|(index, _)| !slice(*index)).count();
+    match order.first() {
+        Some(&(best, _)) if slice(best) && (min < 2 || whole < min) => order.truncate(1),
+        _ => order.retain(|(index, _)| !slice(*index)),
+    }
+    let strict = order.iter().filter(|(_, loosened)| *loosened == 0).count();
+    let mut chosen = Vec::new();
+    let mut loose_taken = 0;
+    for (index, loosened) in order {
+        if loosened == 0 {
+            chosen.push(index);
+        } else if strict + loose_taken < min {
+            loose_taken += 1;
+            chosen.push(index);
+        }
+    }
+    chosen.truncate(rules.count.max.map_or(usize::MAX, |max| max as usize));
+    let enough = chosen.len() >= min;
+    (chosen, enough)
+}
+
+fn reason() -> impl Strategy<Value = Reason> {
+    prop_oneof![
+        4 => Just(Reason::NotSupported),
+        1 => Just(Reason::MissingSymbol),
+        1 => Just(Reason::NoPermission),
+        1 => Just(Reason::GpuLost),
+        1 => Just(Reason::Other("an odd error".into())),
+    ]
+}
+
+fn known<T: std::fmt::Debug + Clone + 'static>(
+    value: impl Strategy<Value = T>,
+) -> impl Strategy<Value = Known<T>> {
+    prop_oneof![9 => value.prop_map(Ok), 1 => reason().prop_map(Err)]
+}
+
+prop_compose! {
+    fn process()(
+        pid in 1_u32..9999, memory in known(0_u64..6 << 30), compute in any::<bool>(),
+        uid in proptest::option::of(0_u32..4),
+    ) -> DeviceProcess {
+        DeviceProcess { pid, memory, compute, uid }
+    }
+}
+
+prop_compose! {
+    fn memory()(total in prop_oneof![Just(8_u64 << 30), Just(24 << 30), 1_u64..100], share in 0_u64..=1000)
+        -> DeviceMemory {
+        let free = total * share / 1000;
+        DeviceMemory { total, free, used: total - free, unified: false }
+    }
+}
+
+prop_compose! {
+    fn device()(
+        is_slice in proptest::bool::weighted(0.2),
+        slice in 0_u32..4,
+        uuid in known(any::<u32>()),
+        name in known(prop_oneof![Just("NVIDIA A100-SXM4-80GB"), Just("NVIDIA H100"), Just("Tesla T4")]),
+        memory in known(memory()),
+        gpu_utilization in known(prop_oneof![Just(0_u32), 0_u32..=100]),
+        memory_utilization in known(prop_oneof![Just(0_u32), 0_u32..=100]),
+        compute_mode in known(prop_oneof![
+            6 => Just(ComputeMode::Default), 1 => Just(ComputeMode::Prohibited),
+            1 => Just(ComputeMode::ExclusiveProcess), 1 => Just(ComputeMode::ExclusiveThread),
+        ]),
+        processes in known(proptest::collection::vec(process(), 0..3)),
+    ) -> DeviceSnapshot {
+        DeviceSnapshot {
+            index: 0,
+            mig: is_slice.then_some(MigPlace { index: slice, gpu_instance: None, compute_instance: None }),
+            uuid: uuid.map(|n| GpuUuid::new(format!("{}-{n:08x}-0000", if is_slice { "MIG" } else { "GPU" }))),
+            parent_uuid: is_slice.then(|| GpuUuid::new("GPU-ffffffff-0000")),
+            name: name.map(str::to_owned),
+            memory,
+            gpu_utilization,
+            memory_utilization,
+            compute_mode,
+            processes,
+        }
+    }
+}
+
+prop_compose! {
+    fn host()(mut devices in proptest::collection::vec(device(), 0..9)) -> Vec<DeviceSnapshot> {
+        for (index, device) in (0..).zip(devices.iter_mut()) {
+            device.index = index;
+        }
+        devices
+    }
+}
+
+prop_compose! {
+    fn rules()(
+        (min, extra) in (0_u32..5, proptest::option::of(0_u32..4)),
+        min_free_memory in proptest::option::of(0_u64..26 << 30),
+        min_total_memory in proptest::option::weighted(0.3, 0_u64..26 << 30),
+        max_gpu_utilization in proptest::option::weighted(0.3, 0_u32..110),
+        max_memory_utilization in proptest::option::weighted(0.3, 0_u32..110),
+        tolerance in prop_oneof![Just(0_u32), 0_u32..130],
+        free_accounts in proptest::collection::vec(0_u32..4, 0..2),
+        exclude in proptest::collection::vec(prop_oneof![
+            (0_u32..9).prop_map(DeviceName::Index),
+            "(GPU|gpu|MIG)-[0-9a-fA-F]{0,2}".prop_map(DeviceName::Uuid),
+        ], 0..2),
+        gpu_name in proptest::option::weighted(0.2, prop_oneof![Just("a100"), Just("NVIDIA"), Just("t4")]),
+        (idle, for_job, sort) in (proptest::bool::weighted(0.15), any::<bool>(), proptest::bool::weighted(0.9)),
+        max_processes in proptest::option::weighted(0.2, 0_u32..3),
+    ) -> Constraints {
+        Constraints {
+            count: Count { min, max: extra.map(|extra| min + extra) },
+            min_free_memory, min_total_memory, max_gpu_utilization, max_memory_utilization, tolerance,
+            free_accounts, exclude,
+            gpu_name: gpu_name.map(|text| NamePattern::new(text).unwrap()),
+            idle, max_processes, for_job, sort,
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+    #[test]
+    fn the_choice_is_what_the_rules_say(
+        rules in rules(), devices in host(), leased in proptest::collection::vec(proptest::bool::weighted(0.15), 9),
+    ) {
+        let leased = &leased[..devices.len()];
+        let states: Vec<LeaseState> = leased
+            .iter()
+            .map(|held| if *held { LeaseState::Held(Holder::default()) } else { LeaseState::Free })
+            .collect();
+        let all_slices = !devices.is_empty() && devices.iter().all(|device| device.mig.is_some());
+        let utilization =
+            rules.idle || rules.max_gpu_utilization.is_some() || rules.max_memory_utilization.is_some();
+        let choice = choose(&rules, &devices, &states);
+        prop_assert_eq!(choice.is_err(), all_slices && utilization);
+        let Ok(choice) = choice else { return Ok(()) };
+        let (chosen, enough) = by_hand(&rules, &devices, leased);
+        prop_assert_eq!(&choice.chosen, &chosen);
+        prop_assert_eq!(choice.enough, enough);
+        // Whoever is refused has a reason, and whoever is taken has none.
+        for (judged, (device, leased)) in choice.judged.iter().zip(devices.iter().zip(leased)) {
+            prop_assert_eq!(judged.passes(), standing(&rules, device, *leased).is_some());
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// The command, on the simulated driver.
+// ---------------------------------------------------------------------------------------------------------------
+
+/// A driver of a test's own, and leases of its own.
+pub(crate) struct Host {
+    directory: tempfile::TempDir,
+    driver: Installed,
+}
+
+impl Host {
+    /// Plays a scenario.
+    pub(crate) fn new(scenario: &Scenario) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let driver = fake_nvml::install(directory.path(), scenario).unwrap();
+        Self { directory, driver }
+    }
+
+    /// A directory that ends with the host.
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// gpurun on this host, with none of the variables that a real one may have.
+    pub(crate) fn gpurun(&self) -> Command {
+        let mut command = Command::new(support::gpurun());
+        for name in ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPURUN_LEASES"] {
+            command.env_remove(name);
+        }
+        self.driver.apply(&mut command).env("GPURUN_LEASE_DIR", self.directory.path().join("leases"));
+        command
+    }
+
+    /// Runs `gpurun select` with these words.
+    fn select(&self, words: &[&str]) -> Output {
+        self.gpurun().arg("select").args(words).output().unwrap()
+    }
+
+    /// What `gpurun select` prints, where it must succeed.
+    fn selected(&self, words: &[&str]) -> String {
+        let output = self.select(words);
+        assert!(output.status.success(), "{words:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    }
+}
+
+/// GPUs with this much of their 10000 MiB in use.
+pub(crate) fn gpus(used: &[i32]) -> Vec<Gpu> {
+    used.iter()
+        .map(|used| Gpu {
+            name: Some("Simulated GPU".to_owned()),
+            memory_total: Some(10_000.into()),
+            memory_used: Some((*used).into()),
+            gpu_utilization: Some(0.into()),
+            memory_utilization: Some(0.into()),
+            compute_mode: Some(0.into()),
+            ..Gpu::default()
+        })
+        .collect()
+}
+
+/// A host of such GPUs.
+fn host_of(used: &[i32]) -> Host {
+    Host::new(&Scenario { gpu: gpus(used), ..Scenario::default() })
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn output_forms_are_those_of_nvisel() {
+    let host = host_of(&[0, 1000, 2000]);
+    let printed = |words: &[&str]| String::from_utf8(host.select(words).stdout).unwrap();
+    assert_eq!(printed(&[]), "0,1,2\n");
+    assert_eq!(printed(&["-s", ":"]), "0:1:2\n");
+    assert_eq!(printed(&["--separator", ""]), "012\n");
+    assert_eq!(printed(&["--newline"]), "0\n1\n2\n");
+    assert_eq!(printed(&["-0"]), "0\x001\x002\0");
+    assert_eq!(printed(&["-C", "0"]), "\n");
+    assert_eq!(stderr(&host.select(&["-s", ":"])), "CUDA_VISIBLE_DEVICES=\"0,1,2\"\n");
+    assert!(printed(&["-O", "uuid", "-n", "1"]).starts_with("GPU-"));
+    assert_eq!(printed(&["-S"]), "0,1,2\n");
+}
+
+/// nvisel prints what there is and exits 4; a `$(...)` around it then runs a job on too few GPUs.
+#[test]
+fn a_set_that_is_too_small_is_never_printed() {
+    let host = host_of(&[0, 9000]);
+    let output = host.select(&["-n", "2", "-f", "5G"]);
+    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(output.stdout, b"");
+    let said = stderr(&output);
+    assert!(said.contains("1 of 2 GPUs satisfies the constraints now, and 2 are wanted"), "{said}");
+    assert!(said.contains("GPU 1: min-free-memory"), "{said}");
+    // A job says it with its own status, and does not start.
+    let marker = host.path().join("ran");
+    let output = host.gpurun().args(["-n", "2", "-f", "5G", "--", "touch"]).arg(&marker).output().unwrap();
+    assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));
+    assert!(!marker.exists());
+}
+
+/// nvisel exits 0 with an empty line where there is no driver.
+#[test]
+fn no_driver_is_an_error() {
+    let host = host_of(&[]);
+    let run = |words: &[&str]| {
+        host.gpurun()
+            .env("GPURUN_NVML_LIBRARY", "/nonexistent/libnvidia-ml.so.1")
+            .args(words)
+            .output()
+            .unwrap()
+    };
+    let output = run(&["select"]);
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(2), b"".as_slice()), "{output:?}");
+    assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
+    assert_eq!(run(&["-n", "1", "--", "true"]).status.code(), Some(125));
+    assert_eq!(run(&["devices"]).status.code(), Some(125));
+}
+
+/// nvisel takes a lost GPU first, since N/A compares as more than any number.
+#[test]
+fn a_lost_gpu_is_skipped_with_its_reason() {
+    let scenario = Scenario {
+        gpu: gpus(&[100, 200, 300]),
+        fault: vec![
+            Fault {
+                function: "*".to_owned(),
+                gpu: Some(1),
+                error: Some("GPU_IS_LOST".to_owned()),
+                ..Fault::default()
+            },
+            Fault {
+                function: "nvmlDeviceGetMemoryInfo*".to_owned(),
+                gpu: Some(2),
+                error: Some("NO_PERMISSION".to_owned()),
+                ..Fault::default()
+            },
+        ],
+        ..Scenario::default()
+    };
+    let host = Host::new(&scenario);
+    assert_eq!(host.selected(&[]), "0");
+    let output = host.select(&["-n", "2"]);
+    assert_eq!(output.status.code(), Some(4));
+    let said = stderr(&output);
+    assert!(said.contains("GPU 1: the GPU is lost"), "{said}");
+    assert!(said.contains("GPU 2: cannot be used: no permission"), "{said}");
+}
+
+/// nvisel lets an unreadable value pass a memory limit, and ranks it first.
+#[test]
+fn an_unreadable_value_satisfies_nothing_and_ranks_last() {
+    let mut devices = gpus(&[100, 200]);
+    devices[1].memory_total = Some("NOT_SUPPORTED".into());
+    devices[1].memory_used = Some("NOT_SUPPORTED".into());
+    let host = Host::new(&Scenario { gpu: devices, ..Scenario::default() });
+    assert_eq!(host.selected(&["-n", "1"]), "0");
+    assert_eq!(host.selected(&["-n", "2"]), "0,1");
+    assert_eq!(host.selected(&["-f", "1M"]), "0");
+}
+
+/// nvisel compares free memory to the byte before it looks at utilisation.
+#[test]
+fn a_byte_of_memory_does_not_beat_an_idle_gpu() {
+    let mut devices = gpus(&[101, 100]);
+    devices[1].gpu_utilization = Some(100.into());
+    let host = Host::new(&Scenario { gpu: devices, ..Scenario::default() });
+    assert_eq!(host.selected(&["-n", "1"]), "0");
+}
+
+/// nvisel adds loosened devices even where strict ones are enough.
+#[test]
+fn tolerance_only_helps_to_reach_the_minimum() {
+    let host = host_of(&[2000, 5500, 6000]);
+    assert_eq!(host.selected(&["-c", "1", "-f", "5000MiB", "--tol", "20"]), "0");
+    let output = host.select(&["-c", "2", "-f", "5000MiB", "--tol", "20"]);
+    assert_eq!(output.stdout, b"0,1\n");
+    assert!(stderr(&output).contains("GPU 1 satisfies the constraints only with the tolerance of 20 %"));
+}
+
+/// nvisel passes over the better slice when a count is given.
+#[test]
+fn a_count_does_not_change_which_device_is_best() {
+    let mut devices = gpus(&[9000, 0]);
+    devices[1].mig = vec![
+        Mig { memory_total: Some(5000.into()), memory_used: Some(0.into()), ..Mig::default() },
+        Mig { memory_total: Some(4000.into()), memory_used: Some(0.into()), ..Mig::default() },
+    ];
+    let host = Host::new(&Scenario { gpu: devices, ..Scenario::default() });
+    assert!(host.selected(&[]).starts_with("MIG-"));
+    assert_eq!(host.selected(&["-n", "1"]), host.selected(&[]));
+    let output = host.select(&["-n", "2"]);
+    assert_eq!(output.status.code(), Some(4));
+    assert!(stderr(&output).contains("at most 1 can ever"), "{}", stderr(&output));
+    // A mixed host refuses its slices with the reason; one with nothing else says that it cannot be asked.
+    assert_eq!(host.selected(&["-G", "50"]), "0");
+    let mut devices = gpus(&[0]);
+    devices[0].mig =
+        vec![Mig { memory_total: Some(5000.into()), memory_used: Some(0.into()), ..Mig::default() }];
+    let host = Host::new(&Scenario { gpu: devices, ..Scenario::default() });
+    let output = host.select(&["-G", "50"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("MIG slice"), "{}", stderr(&output));
+}
+
+#[test]
+fn what_nvisel_cannot_be_asked() {
+    let mut devices = gpus(&[0, 1000, 2000, 3000]);
+    devices[0].name = Some("NVIDIA A100-SXM4-80GB".to_owned());
+    devices[1].gpu_utilization = Some(6.into());
+    devices[2].process =
+        vec![Process { pid: Some(4_000_000), memory: Some(100.into()), ..Process::default() }];
+    devices[3].compute_mode = Some(2.into());
+    let host = Host::new(&Scenario { gpu: devices, ..Scenario::default() });
+    assert_eq!(host.selected(&["--exclude", "0,2"]), "1,3");
+    assert_eq!(host.selected(&["--gpu-name", "a100"]), "0");
+    assert_eq!(host.selected(&["--idle"]), "0,3");
+    assert_eq!(host.selected(&["--max-processes", "0"]), "0,1,3");
+    // A compute mode that lets no job in matters to a job only.
+    let output = host.gpurun().args(["--exclude", "0,1,2", "-n", "1", "--", "true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(75));
+    assert!(stderr(&output).contains("compute mode Prohibited"), "{}", stderr(&output));
+    let all = host.selected(&["-O", "uuid", "-S"]);
+    let uuids: Vec<&str> = all.split(',').collect();
+    assert_eq!(host.selected(&["--exclude", &uuids[1][..12]]), "0,2,3");
+}
+
+#[test]
+fn explain_and_json_tell_each_verdict() {
+    let host = host_of(&[0, 9000]);
+    let output = host.select(&["-f", "5G", "-G", "10", "--explain"]);
+    let said = stderr(&output);
+    assert!(
+        said.lines().any(|l| l.starts_with("GPU 1") && l.contains("min-free-memory") && l.ends_with("fail"))
+    );
+    assert!(
+        said.lines()
+            .any(|l| l.starts_with("GPU 1") && l.contains("max-gpu-utilization") && l.ends_with("pass"))
+    );
+    let output = host.select(&["-f", "5G", "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["cuda_visible_devices"], "0");
+    assert_eq!(json["devices"][1]["chosen"], false);
+    let verdicts = json["devices"][1]["verdicts"].as_array().unwrap();
+    let verdict = verdicts.iter().find(|verdict| verdict["constraint"] == "min-free-memory").unwrap();
+    assert_eq!(verdict["verdict"], "fail");
+    assert_eq!(verdict["limit"], 5_000_000_000_u64);
+    assert_eq!(verdict["value"], 1000 * 1024 * 1024);
+}
+
+#[test]
+fn free_accounts_count_by_name_and_by_uid() {
+    let mut devices = gpus(&[8000, 3000]);
+    devices[0].process =
+        vec![Process { pid: Some(std::process::id()), memory: Some(7900.into()), ..Process::default() }];
+    let host = Host::new(&Scenario { gpu: devices, ..Scenario::default() });
+    let uid = std::fs::metadata("/proc/self").map(|meta| std::os::unix::fs::MetadataExt::uid(&meta)).unwrap();
+    assert_eq!(host.selected(&["-n", "1"]), "1");
+    for words in [vec!["--account-as-free"], vec!["--account-as-free", &uid.to_string()]] {
+        assert_eq!(host.selected(&[words.as_slice(), &["-n", "1"]].concat()), "0", "{words:?}");
+    }
+    assert_eq!(host.selected(&["--account-as-free", "4000000000", "-n", "1"]), "1");
+    let output = host.select(&["--account-as-free", "nobody-of-that-name"]);
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn only_what_is_needed_is_read() {
+    let host = Host::new(&Scenario { gpu: gpus(&[0; 8]), ..Scenario::default() });
+    let mut command = host.gpurun();
+    host.driver.log_calls(&mut command);
+    assert!(command.args(["select", "-f", "1G"]).output().unwrap().status.success());
+    let calls = host.driver.calls();
+    let of_gpu = |gpu: usize| calls.iter().filter(|call| call.gpu == Some(gpu)).count();
+    assert!(calls.iter().all(|call| !call.function.contains("Pcie") && !call.function.contains("Processes")));
+    assert!((1..=16).contains(&of_gpu(3)), "{} calls a GPU: {calls:?}", of_gpu(3));
+}
+
+#[test]
+fn a_job_is_told_its_devices_in_bus_order() {
+    let host = host_of(&[5000, 0, 1000]);
+    let seen = |words: &[&str], inherited: Option<&str>| {
+        let mut command = host.gpurun();
+        if let Some(inherited) = inherited {
+            command.env("CUDA_VISIBLE_DEVICES", inherited);
+        }
+        let script = "echo ${CUDA_VISIBLE_DEVICES-unset} ${CUDA_DEVICE_ORDER-unset}";
+        let output = command.args(words).args(["--", "sh", "-c", script]).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    };
+    assert_eq!(seen(&[], None), "unset unset");
+    assert_eq!(seen(&[], Some("2")), "2 unset");
+    assert_eq!(seen(&["-n", "2"], None), "1,2 PCI_BUS_ID");
+    // Inside what is already visible, unless told otherwise.
+    assert_eq!(seen(&["-n", "1"], Some("2,0")), "2 PCI_BUS_ID");
+    assert_eq!(seen(&["-n", "1", "--all-devices"], Some("2,0")), "1 PCI_BUS_ID");
+    assert_eq!(seen(&["-n", "1", "-i", "0"], Some("2")), "0 PCI_BUS_ID");
+    assert!(seen(&["-n", "1", "-O", "uuid"], None).starts_with("GPU-"));
+    let mut command = host.gpurun();
+    command.env("CUDA_VISIBLE_DEVICES", "0,9").args(["-n", "2", "--", "true"]);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(75));
+    assert!(stderr(&output).contains("\"9\" is left out: no GPU has the index 9"), "{}", stderr(&output));
+}
+
+#[test]
+fn integers_in_cudas_own_order_are_asked_from_libcuda() {
+    let mut devices = gpus(&[0, 1000, 2000]);
+    devices[0].name = Some("Old GPU".to_owned());
+    let order = Cuda { fastest_first: Some(vec![2, 1, 0]), ..Cuda::default() };
+    let host = Host::new(&Scenario { gpu: devices.clone(), cuda: Some(order), ..Scenario::default() });
+    let inherited = |host: &Host, order: Option<&str>| {
+        let mut command = host.gpurun();
+        command.args(["select", "-i", "0"]);
+        if let Some(order) = order {
+            command.env("CUDA_DEVICE_ORDER", order);
+        }
+        command.output().unwrap()
+    };
+    assert_eq!(inherited(&host, None).stdout, b"2\n");
+    assert_eq!(inherited(&host, Some("PCI_BUS_ID")).stdout, b"0\n");
+    // No libcuda: PCI order, and a word about it.
+    let broken = Cuda { init_error: Some(999), ..Cuda::default() };
+    let host = Host::new(&Scenario { gpu: devices, cuda: Some(broken), ..Scenario::default() });
+    let output = inherited(&host, None);
+    assert_eq!(output.stdout, b"0\n");
+    assert!(stderr(&output).contains("CUDA_DEVICE_ORDER=PCI_BUS_ID"), "{}", stderr(&output));
+}
+
+#[test]
+fn utilisation_is_judged_by_its_maximum_while_observed() {
+    // GPU 0 works every other half second: one look sees it idle or not, two seconds see it busy.
+    let square = Square { low: 0.0, high: 100.0, period: 1.0, duty: 0.5, shift: 0.0 };
+    let mut devices = gpus(&[0, 1000]);
+    devices[0].gpu_utilization = Some(Signal::Wave(Wave::Square(square)));
+    let host = Host::new(&Scenario { gpu: devices, ..Scenario::default() });
+    assert_eq!(host.selected(&["-G", "10", "--observe", "2s"]), "1");
+}
+
+#[test]
+fn mistakes_are_one_line() {
+    let host = host_of(&[0]);
+    for words in [
+        vec!["-f", "5X"],
+        vec!["-f", ""],
+        vec!["-f", "99999999999999999999"],
+        vec!["-f", "\u{ff15}G"],
+        vec!["-G", "50%"],
+        vec!["-n", "1.5"],
+        vec!["-n", "-1"],
+        vec!["-c", "2", "-C", "1"],
+        vec!["--wait", "soon"],
+        vec!["--share", "0"],
+        vec!["--exclude", "first"],
+        vec!["--observe", "0"],
+        vec!["-O", "name"],
+        vec!["--newline", "-0"],
+    ] {
+        let output = host.select(&words);
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {output:?}");
+        assert_eq!(output.stdout, b"", "{words:?}");
+        assert_eq!(stderr(&output).trim_end().lines().count(), 1, "{words:?}: {}", stderr(&output));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Against the real nvisel.
+// ---------------------------------------------------------------------------------------------------------------
+
+/// One scenario with one argument list.
+#[derive(Clone, Debug)]
+struct Case {
+    total: i32,
+    /// Free memory of each GPU in twentieths and a rest; distinct, as two in one bucket are a deliberate difference.
+    free: Vec<(i32, i32)>,
+    utilization: Vec<(i32, i32)>,
+    /// A process of this very user, of so many twentieths, on GPU 0.
+    own: i32,
+    words: Vec<String>,
+}
+
+impl Case {
+    fn scenario(&self) -> Scenario {
+        let mut devices = Vec::new();
+        for (index, ((bucket, rest), (gpu, memory))) in self.free.iter().zip(&self.utilization).enumerate() {
+            let twentieth = self.total / 20;
+            let free = bucket * twentieth + rest % twentieth;
+            let own = if index == 0 { self.own * twentieth } else { 0 };
+            let process =
+                Process { pid: Some(std::process::id()), memory: Some(own.into()), ..Process::default() };
+            devices.push(Gpu {
+                memory_total: Some(self.total.into()),
+                memory_used: Some((self.total - free).into()),
+                gpu_utilization: Some((*gpu).into()),
+                memory_utilization: Some((*memory).into()),
+                process: if own > 0 { vec![process] } else { Vec::new() },
+                ..Gpu::default()
+            });
+        }
+        Scenario { gpu: devices, ..Scenario::default() }
+    }
+}
+
+prop_compose! {
+    fn words(count: usize, own: bool)(
+        shape in 0..6, a in 0..=count, b in 0..=count,
+        free in proptest::option::of((0_u32..25_000, prop_oneof![Just("MiB"), Just("M"), Just("mb"), Just(" MiB")])),
+        total in proptest::option::weighted(0.2, prop_oneof![Just("10G"), Just("16GiB"), Just("40000MB")]),
+        gpu in proptest::option::weighted(0.3, 0_u32..101),
+        memory in proptest::option::weighted(0.3, 0_u32..101),
+        tolerance in 0_u32..60,
+        form in prop_oneof![
+            6 => Just(vec![]), 1 => Just(vec!["-O", "uuid"]), 1 => Just(vec!["-s", " "]), 1 => Just(vec!["--newline"]),
+            1 => Just(vec!["-0"]), 1 => Just(vec!["-O", "index", "--sep", "::"]),
+        ],
+        unsorted in proptest::bool::weighted(0.15),
+        account in proptest::bool::weighted(0.5),
+    ) -> Vec<String> {
+        let mut words: Vec<String> = Vec::new();
+        let mut push = |parts: &[&str]| words.extend(parts.iter().map(|part| (*part).to_owned()));
+        let (low, high) = (a.min(b), a.max(b));
+        match shape {
+            0 => push(&["-n", &a.to_string()]),
+            1 => push(&["-c", &a.to_string()]),
+            2 => push(&["-C", &a.to_string()]),
+            3 => push(&["--min-count", &low.to_string(), "--max-count", &high.to_string()]),
+            // Loosened devices beyond the minimum are a deliberate difference: only where the count is exact.
+            4 => push(&["--count", &a.to_string(), "--tol", &tolerance.to_string()]),
+            _ => {}
+        }
+        if let Some((size, unit)) = free { push(&["-f", &format!("{size}{unit}")]); }
+        if let Some(total) = total { push(&["-t", total]); }
+        if let Some(gpu) = gpu { push(&["-G", &gpu.to_string()]); }
+        if let Some(memory) = memory { push(&["-M", &memory.to_string()]); }
+        push(&form);
+        if unsorted { push(&["-S"]); }
+        if own && account { push(&["--account-as-free"]); }
+        words
+    }
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    (
+        1_usize..9,
+        prop_oneof![Just(16_000), Just(24_000), Just(40_960), Just(81_920)],
+        proptest::bool::weighted(0.2),
+    )
+        .prop_flat_map(|(count, total, own)| {
+            // With a process of ours GPU 0 has two places in the order, and both must be nobody else's.
+            let places = Just((0..19).collect::<Vec<i32>>()).prop_shuffle();
+            (
+                places,
+                proptest::collection::vec(1_i32..700, count),
+                proptest::collection::vec((0_i32..101, 0_i32..101), count),
+                words(count, own),
+            )
+                .prop_map(move |(places, rest, utilization, words)| {
+                    let mut free: Vec<(i32, i32)> = places.into_iter().zip(rest).collect();
+                    let extra = free.len();
+                    let mut own_twentieths = 0;
+                    if own && extra < 9 {
+                        let low = free.iter().map(|(bucket, _)| *bucket).min().unwrap_or(0);
+                        if let Some(first) = free.first_mut() {
+                            // From below all others to above all others.
+                            first.0 = low;
+                            own_twentieths = 19 - low;
+                        }
+                        let mut used: Vec<i32> = free.iter().skip(1).map(|(bucket, _)| *bucket).collect();
+                        used.sort_unstable();
+                        used.dedup();
+                        if used.contains(&low) || used.len() + 1 != extra {
+                            own_twentieths = 0;
+                        }
+                    }
+                    Case { total, free, utilization, own: own_twentieths, words }
+                })
+        })
+        .prop_filter("distinct buckets", |case| {
+            let mut buckets: Vec<i32> = case.free.iter().map(|(bucket, _)| *bucket).collect();
+            buckets.sort_unstable();
+            buckets.windows(2).all(|pair| pair[0] != pair[1])
+        })
+}
+
+/// Runs nvisel's own `main` for each case, in a fork of one interpreter that has it loaded.
+const NVISEL: &str = r#"
+import json, os, sys
+import nvitop.select
+assert nvitop.__version__ == '1.7.2', nvitop.__version__
+for line in sys.stdin:
+    case = json.loads(line)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(writer, 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        os.environ['GPURUN_FAKE_NVML'] = case['scenario']
+        sys.argv = ['nvisel'] + case['words']
+        code = 99
+        try:
+            code = nvitop.select.main()
+        except SystemExit as exit:
+            code = exit.code
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader, 'rb') as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    print(json.dumps({'code': os.waitstatus_to_exitcode(status), 'stdout': text.decode()}), flush=True)
+"#;
+
+#[test]
+fn select_answers_as_nvisel_does() {
+    let mut runner = TestRunner::deterministic();
+    let strategy = case();
+    let mut cases: Vec<Case> = (0..360).map(|_| strategy.new_tree(&mut runner).unwrap().current()).collect();
+    // The inherited set: each costs nvisel seconds of child interpreters, so a few.
+    for value in ["0", "1,0", " 1 , 0 ", "0,-1,1", "0,0", "2abc,1"] {
+        cases.push(Case {
+            total: 24_000,
+            free: vec![(3, 1), (9, 1), (6, 1)],
+            utilization: vec![(0, 0); 3],
+            own: 0,
+            words: vec![format!("-i={value}")],
+        });
+    }
+    let host = host_of(&[]);
+    let script = host.path().join("nvisel.py");
+    std::fs::write(&script, NVISEL).unwrap();
+    let mut input = String::new();
+    for (index, case) in cases.iter().enumerate() {
+        let path = host.path().join(format!("case-{index}.toml"));
+        std::fs::write(&path, case.scenario().to_toml()).unwrap();
+        input.push_str(&serde_json::json!({ "scenario": path, "words": case.words }).to_string());
+        input.push('\n');
+    }
+    let mut command = Command::new(support::python());
+    host.driver.apply(&mut command);
+    let mut child = command
+        .arg(&script)
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .env("USER", "root")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let feeder = std::thread::spawn(move || stdin.write_all(input.as_bytes()).unwrap());
+    let output = child.wait_with_output().unwrap();
+    feeder.join().unwrap();
+    let answers: Vec<serde_json::Value> =
+        String::from_utf8(output.stdout).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!(answers.len(), cases.len(), "nvisel answered every case");
+
+    let (mut short, mut printed) = (0, 0);
+    for (index, (case, answer)) in cases.iter().zip(&answers).enumerate() {
+        let ours = host
+            .gpurun()
+            .env("GPURUN_FAKE_NVML", host.path().join(format!("case-{index}.toml")))
+            .arg("select")
+            .args(&case.words)
+            .output()
+            .unwrap();
+        let said = format!("{case:?}\nnvisel: {answer}\nselect: {ours:?}");
+        assert_eq!(ours.status.code().map(i64::from), answer["code"].as_i64(), "{said}");
+        if ours.status.code() == Some(4) {
+            short += 1;
+            assert_eq!(ours.stdout, b"", "{said}");
+        } else {
+            printed += 1;
+            assert_eq!(
+                Some(String::from_utf8_lossy(&ours.stdout).as_ref()),
+                answer["stdout"].as_str(),
+                "{said}"
+            );
+        }
+    }
+    // Both kinds of answer were really compared.
+    assert!(short > 20 && printed > 150, "{short} too few, {printed} printed");
+}

@@ -176,18 +176,23 @@ fn decode(
     impossible
 }
 
-/// Reads `count` entries by the promised entry size; by another one only where that makes sense of every entry and
-/// the promised one does not.
+/// Reads `count` entries by the entry size that leaves the fewest impossible ones; the promised one where that does
+/// not decide.
 fn decode_best(raw: &[u64], count: usize, version: usize, total: Option<u64>, out: &mut Vec<ProcessEntry>) {
     let sizes = strides(version);
+    let mut best = (usize::MAX, sizes[0]);
     for stride in sizes {
         out.clear();
-        if decode(raw, count, stride, total, out) == 0 {
+        let impossible = decode(raw, count, stride, total, out);
+        if impossible == 0 {
             return;
+        }
+        if impossible < best.0 {
+            best = (impossible, stride);
         }
     }
     out.clear();
-    decode(raw, count, sizes[0], total, out);
+    decode(raw, count, best.1, total, out);
 }
 
 /// Adds one list to what earlier lists gave. A process in two lists holds its memory once.
@@ -409,10 +414,13 @@ mod tests {
 
     #[test]
     fn garbage_between_good_entries_is_dropped() {
-        let raw = layout(&[(100, 1 << 20), (0, 5), (u32::MAX, 5), (7, TOTAL + 1), (200, 2 << 20)], 24);
-        let mut out = Vec::new();
-        decode_best(&raw, 5, 0, Some(TOTAL), &mut out);
-        assert_eq!(out.iter().map(|entry| entry.pid).collect::<Vec<_>>(), [100, 200]);
+        let good = 300 << 20;
+        let entries = [(100, good), (0, good), (u32::MAX, good), (7, TOTAL + 1), (200, good)];
+        for stride in [16, 24, 32] {
+            let mut out = Vec::new();
+            decode_best(&layout(&entries, stride), 5, 0, Some(TOTAL), &mut out);
+            assert_eq!(out.iter().map(|entry| entry.pid).collect::<Vec<_>>(), [100, 200], "{stride} bytes");
+        }
     }
 
     #[test]

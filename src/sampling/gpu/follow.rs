@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::settings::{GpuSettings, MetricSet};
 use super::totals::{EnergyMeter, PowerIntegral, Unwrapped};
 use super::{Depth, Followed, GpuNews, Role, Source};
-use crate::collectors::nvml::{CallResult, Fault, Field, FieldNumber, FieldRequest, Handle, Nvml, ProcessBuffer};
+use crate::collectors::nvml::{
+    CallResult, Fault, Field, FieldNumber, FieldRequest, Handle, Nvml, ProcessBuffer,
+};
 use crate::model::device::DeviceIdentity;
 use crate::model::metric::MetricId;
 use crate::model::reading::{Reading, Reason};
@@ -37,6 +39,9 @@ const FIELD_COUNTERS: [(Field, MetricId, f64); 6] = [
     (Field::NvlinkTx, MetricId::GpuNvlinkTx, 1.0 / 1024.0),
     (Field::NvlinkRx, MetricId::GpuNvlinkRx, 1.0 / 1024.0),
 ];
+
+/// What has to be said of a byte counter of 32 bits, though its values are no absence.
+const WRAPS: &str = "the byte counter wraps at 4 GiB: more than that between two samples cannot be seen";
 
 /// Metrics that no older call gives where the driver lacks the field.
 const ONLY_FIELDS: [MetricId; 5] = [
@@ -72,6 +77,7 @@ struct Device {
     dead: MetricSet,
     fields: FieldRequest,
     counters: [Unwrapped; FIELD_COUNTERS.len()],
+    wrap_said: bool,
     /// Field values that turned out unsupported are asked for by their older calls.
     throttle_by_call: [bool; 2],
     energy_by_call: bool,
@@ -246,6 +252,7 @@ impl Device {
             dead: MetricSet::default(),
             fields: FieldRequest::new(&fields),
             counters: [Unwrapped::default(); FIELD_COUNTERS.len()],
+            wrap_said: false,
             throttle_by_call: [false; 2],
             energy_by_call: false,
             energy: EnergyMeter::default(),
@@ -278,7 +285,9 @@ impl Device {
     fn say(&mut self, pass: &mut Pass<'_>, metric: Option<MetricId>, reason: Reason) {
         /// A driver with more to say than this says nothing new.
         const ENOUGH: usize = 64;
-        if self.said.len() < ENOUGH && !self.said.iter().any(|(about, said)| *about == metric && *said == reason) {
+        if self.said.len() < ENOUGH
+            && !self.said.iter().any(|(about, said)| *about == metric && *said == reason)
+        {
             self.said.push((metric, reason.clone()));
             pass.news.push(GpuNews { device: Some(pass.place), metric, reason });
         }
@@ -374,10 +383,18 @@ impl Device {
             nvml.enforced_power_limit(device).map(|milliwatts| f64::from(milliwatts) / 1e3)
         })?;
         self.gauge(pass, out, MetricId::GpuFanSpeed, || nvml.fan_speed(device).map(f64::from))?;
-        self.gauge(pass, out, MetricId::GpuEncoderUtilization, || nvml.encoder_utilization(device).map(f64::from))?;
-        self.gauge(pass, out, MetricId::GpuDecoderUtilization, || nvml.decoder_utilization(device).map(f64::from))?;
-        self.gauge(pass, out, MetricId::GpuEccUncorrected, || nvml.ecc_errors(device, true).map(|count| count as f64))?;
-        self.gauge(pass, out, MetricId::GpuEccCorrected, || nvml.ecc_errors(device, false).map(|count| count as f64))?;
+        self.gauge(pass, out, MetricId::GpuEncoderUtilization, || {
+            nvml.encoder_utilization(device).map(f64::from)
+        })?;
+        self.gauge(pass, out, MetricId::GpuDecoderUtilization, || {
+            nvml.decoder_utilization(device).map(f64::from)
+        })?;
+        self.gauge(pass, out, MetricId::GpuEccUncorrected, || {
+            nvml.ecc_errors(device, true).map(|count| count as f64)
+        })?;
+        self.gauge(pass, out, MetricId::GpuEccCorrected, || {
+            nvml.ecc_errors(device, false).map(|count| count as f64)
+        })?;
         self.gauge(pass, out, MetricId::GpuPcieRxSampled, || {
             nvml.pcie_throughput(device, true).map(|rate| f64::from(rate) / 1024.0)
         })?;
@@ -433,12 +450,19 @@ impl Device {
         Ok(())
     }
 
-    fn read_utilization(&mut self, pass: &mut Pass<'_>, device: Handle, out: &mut DeviceFrame) -> CallResult<()> {
+    fn read_utilization(
+        &mut self,
+        pass: &mut Pass<'_>,
+        device: Handle,
+        out: &mut DeviceFrame,
+    ) -> CallResult<()> {
         const BOTH: [MetricId; 2] = [MetricId::GpuGpuUtilization, MetricId::GpuMemoryUtilization];
         if !BOTH.iter().any(|id| self.wanted.has(*id)) {
             return Ok(());
         }
-        let result = if self.role == Role::Slice || BOTH.iter().all(|id| self.dead.has(*id) || !self.wanted.has(*id)) {
+        let result = if self.role == Role::Slice
+            || BOTH.iter().all(|id| self.dead.has(*id) || !self.wanted.has(*id))
+        {
             // NVML has none for slices; the parent's is not theirs.
             Err(Fault::NOT_SUPPORTED)
         } else {
@@ -495,7 +519,12 @@ impl Device {
     }
 
     /// The host's memory, of which the GPU's part is what its processes hold.
-    fn read_unified_memory(&mut self, pass: &mut Pass<'_>, device: Handle, out: &mut DeviceFrame) -> CallResult<()> {
+    fn read_unified_memory(
+        &mut self,
+        pass: &mut Pass<'_>,
+        device: Handle,
+        out: &mut DeviceFrame,
+    ) -> CallResult<()> {
         let host = pass.nvml.host_memory();
         let used = match pass.nvml.processes(device, None, pass.buffer) {
             Ok(list) => list
@@ -582,15 +611,23 @@ impl Device {
             Field::MemoryTemperature => {
                 // Cards without the sensor answer 0, which no memory at work has.
                 let degrees = answer.map(FieldNumber::as_f64);
-                let degrees =
-                    degrees.and_then(|degrees| if degrees > 0.0 { Ok(degrees) } else { Err(Fault::Implausible) });
+                let degrees = degrees
+                    .and_then(|degrees| if degrees > 0.0 { Ok(degrees) } else { Err(Fault::Implausible) });
                 self.enter(pass, out, MetricId::GpuMemoryTemperature, degrees)?;
             }
             counter => {
-                let known = FIELD_COUNTERS.iter().zip(&mut self.counters).find(|((field, ..), _)| *field == counter);
+                let known =
+                    FIELD_COUNTERS.iter().zip(&mut self.counters).find(|((field, ..), _)| *field == counter);
                 if let Some(((_, id, scale), unwrapped)) = known {
-                    let count = answer.and_then(|number| unwrapped.feed(number).ok_or(Fault::Implausible));
+                    let bytes = matches!(counter, Field::PcieTx | Field::PcieRx);
+                    let count =
+                        answer.and_then(|number| unwrapped.feed(number, bytes).ok_or(Fault::Implausible));
+                    let wrapped = bytes && unwrapped.has_wrapped();
                     self.enter(pass, out, *id, count.map(|count| count as f64 * scale))?;
+                    if wrapped && !self.wrap_said {
+                        self.wrap_said = true;
+                        self.say(pass, Some(*id), Reason::Other(WRAPS.into()));
+                    }
                 }
             }
         }
@@ -598,11 +635,18 @@ impl Device {
     }
 
     /// What old drivers do not have as field values.
-    fn read_by_older_calls(&mut self, pass: &mut Pass<'_>, device: Handle, out: &mut DeviceFrame) -> CallResult<()> {
+    fn read_by_older_calls(
+        &mut self,
+        pass: &mut Pass<'_>,
+        device: Handle,
+        out: &mut DeviceFrame,
+    ) -> CallResult<()> {
         let nvml = pass.nvml;
         for (thermal, id) in [(false, MetricId::GpuThrottledPower), (true, MetricId::GpuThrottledThermal)] {
             if self.throttle_by_call.get(usize::from(thermal)) == Some(&true) {
-                self.gauge(pass, out, id, || nvml.violation_ns(device, thermal).map(|ns| ns as f64 * (100.0 / 1e9)))?;
+                self.gauge(pass, out, id, || {
+                    nvml.violation_ns(device, thermal).map(|ns| ns as f64 * (100.0 / 1e9))
+                })?;
             }
         }
         if self.energy_by_call && !self.integrate {
@@ -617,13 +661,21 @@ impl Device {
                 }
             }
         }
-        if self.integrate && self.wanted.has(MetricId::GpuEnergy) && !self.wanted.has(MetricId::GpuEnergyFromPower) {
+        if self.integrate
+            && self.wanted.has(MetricId::GpuEnergy)
+            && !self.wanted.has(MetricId::GpuEnergyFromPower)
+        {
             out.readings.push((MetricId::GpuEnergy, Reading::Missing));
         }
         Ok(())
     }
 
-    fn read_processes(&mut self, pass: &mut Pass<'_>, device: Handle, out: &mut DeviceFrame) -> CallResult<()> {
+    fn read_processes(
+        &mut self,
+        pass: &mut Pass<'_>,
+        device: Handle,
+        out: &mut DeviceFrame,
+    ) -> CallResult<()> {
         if let Some(reason) = &self.processes_dead {
             out.processes = Some(Err(reason.clone()));
             return Ok(());
@@ -670,7 +722,8 @@ impl Device {
         match pass.nvml.process_utilization(device, since, pass.buffer) {
             Ok(samples) => {
                 for one in uses {
-                    let of_pid = || samples.iter().filter(|sample| sample.pid == one.pid && sample.stamp > since);
+                    let of_pid =
+                        || samples.iter().filter(|sample| sample.pid == one.pid && sample.stamp > since);
                     one.sm = mean_share(of_pid().map(|sample| sample.sm));
                     one.memory_utilization = mean_share(of_pid().map(|sample| sample.memory));
                 }

@@ -5,30 +5,39 @@ use std::time::Duration;
 use crate::collectors::nvml::FieldNumber;
 use crate::model::time::Mono;
 
-/// A counter whose narrow form wraps at 2^32; the wide forms pass as they are.
+/// A counter that may wrap at 2^32: always in its narrow form, and in its wide one where the driver says that it
+/// wraps without saying at what.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Unwrapped {
-    last: Option<u32>,
+    last: Option<u64>,
     /// Whole rounds so far.
     rounds: u64,
 }
 
 impl Unwrapped {
-    /// The running total; `None` for a number that is no count.
-    pub(super) fn feed(&mut self, number: FieldNumber) -> Option<u64> {
-        let FieldNumber::Narrow(value) = number else {
-            return number.as_count();
-        };
-        if self.last.is_some_and(|last| value < last) {
+    /// The running total; `None` for a number that is no count. `wide_wraps` says whether a wide form may wrap too.
+    pub(super) fn feed(&mut self, number: FieldNumber, wide_wraps: bool) -> Option<u64> {
+        /// From here on a counter below 2^32 that falls has rather wrapped than begun anew.
+        const LATE: u64 = 1 << 31;
+        const ROUND: u64 = 1 << 32;
+        let value = number.as_count()?;
+        let narrow = matches!(number, FieldNumber::Narrow(_));
+        let fell = |last: u64| value < last && (narrow || (wide_wraps && (LATE..ROUND).contains(&last)));
+        if self.last.is_some_and(fell) {
             self.rounds += 1;
         }
         self.last = Some(value);
-        Some((self.rounds << 32) | u64::from(value))
+        Some((self.rounds << 32).saturating_add(value))
+    }
+
+    /// Whether it has wrapped: then more than 2^32 between two readings cannot be seen.
+    pub(super) fn has_wrapped(&self) -> bool {
+        self.rounds > 0
     }
 
     /// The counter may have begun anew: a smaller value is no round.
     pub(super) fn forget(&mut self) {
-        *self = Self::default();
+        self.last = None;
     }
 }
 
@@ -88,10 +97,10 @@ mod tests {
         fn rounds_are_added(steps in prop::collection::vec(0_u32..=u32::MAX, 1..50)) {
             let mut unwrapped = Unwrapped::default();
             let mut truth = 0_u64;
-            unwrapped.feed(FieldNumber::Narrow(0));
+            unwrapped.feed(FieldNumber::Narrow(0), false);
             for step in steps {
                 truth += u64::from(step);
-                prop_assert_eq!(unwrapped.feed(FieldNumber::Narrow(truth as u32)), Some(truth));
+                prop_assert_eq!(unwrapped.feed(FieldNumber::Narrow(truth as u32), false), Some(truth));
             }
         }
 
@@ -113,11 +122,33 @@ mod tests {
     #[test]
     fn a_forgotten_counter_may_begin_anew() {
         let mut unwrapped = Unwrapped::default();
-        assert_eq!(unwrapped.feed(FieldNumber::Narrow(100)), Some(100));
+        assert_eq!(unwrapped.feed(FieldNumber::Narrow(100), false), Some(100));
         unwrapped.forget();
-        assert_eq!(unwrapped.feed(FieldNumber::Narrow(5)), Some(5));
-        assert_eq!(unwrapped.feed(FieldNumber::Wide(3)), Some(3));
-        assert_eq!(unwrapped.feed(FieldNumber::Signed(-1)), None);
+        assert_eq!(unwrapped.feed(FieldNumber::Narrow(5), false), Some(5));
+        assert_eq!(unwrapped.feed(FieldNumber::Wide(3), false), Some(3));
+        assert_eq!(unwrapped.feed(FieldNumber::Signed(-1), false), None);
+    }
+
+    #[test]
+    fn a_wide_counter_wraps_only_where_it_is_known_to_and_late_in_its_round() {
+        let (high, low) = (FieldNumber::Wide(3 << 30), FieldNumber::Wide(7));
+        let mut bytes = Unwrapped::default();
+        bytes.feed(high, true);
+        assert_eq!(bytes.feed(low, true), Some((1 << 32) + 7));
+        assert!(bytes.has_wrapped());
+
+        let mut other = Unwrapped::default();
+        other.feed(high, false);
+        assert_eq!(other.feed(low, false), Some(7), "it began anew");
+
+        let mut early = Unwrapped::default();
+        early.feed(FieldNumber::Wide(1000), true);
+        assert_eq!(early.feed(low, true), Some(7), "it began anew");
+
+        let mut large = Unwrapped::default();
+        large.feed(FieldNumber::Wide(5 << 32), true);
+        assert_eq!(large.feed(low, true), Some(7), "it is no 32-bit counter");
+        assert!(!early.has_wrapped() && !other.has_wrapped() && !large.has_wrapped());
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! What a device has to satisfy to be chosen. Only values: nothing here reads or decides.
+//! What a device has to satisfy to be chosen, and how a selection was asked for. Only values.
 
 use std::time::Duration;
 
-use crate::model::device::{DeviceSnapshot, ProbeRequest};
+use super::device::{DeviceSnapshot, ProbeRequest};
 
 /// Utilisation in percent up to which `--idle` takes a device for idle.
 pub const IDLE_UTILIZATION: u32 = 5;

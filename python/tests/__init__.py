@@ -1,0 +1,1 @@
+"""Tests of the Python package; standard library only, run with ``python -m unittest discover``."""

@@ -1,0 +1,353 @@
+"""The package against a listener: what it says, and that nothing of it reaches the training loop."""
+
+import asyncio
+import json
+import logging
+import os
+import pickle
+import threading
+import time
+import unittest
+
+from .listener import Listener, eventually, fresh
+
+
+class Outside(unittest.TestCase):
+    def check_silent(self, gpurun):
+        self.assertFalse(gpurun.is_active())
+        with gpurun.tag("a"), gpurun.step(1):
+            pass
+        gpurun.step(2)
+        gpurun.epoch()
+        gpurun.log({"x": 1.0})
+        gpurun.clear()
+        self.assertEqual((gpurun.collect(), gpurun.snapshot(), gpurun.dropped()), ({}, {}, 0))
+        self.assertEqual(gpurun.tag("f")(lambda x: x + 1)(1), 2)
+
+    def test_no_socket_named(self):
+        self.check_silent(fresh(None))
+
+    def test_socket_gone_or_no_socket(self):
+        for path in ("/nonexistent/socket", "/dev/null", "", "x" * 300, "/tmp"):
+            with self.subTest(path):
+                self.check_silent(fresh(path))
+
+
+class Inside(unittest.TestCase):
+    def setUp(self):
+        self.listener = Listener()
+        self.addCleanup(self.listener.close)
+        self.gpurun = fresh(self.listener.path)
+
+    def said(self, last_step):
+        """All messages after the hello, up to and including the mark of ``last_step``."""
+        self.gpurun.step(last_step)
+        self.listener.until(lambda l: any(m.get("step") == last_step for m in l.of("step")))
+        return [m for _, m in self.listener.messages if m["op"] != "hello"][:-1]
+
+    def test_hello_names_the_process(self):
+        self.assertTrue(self.gpurun.is_active())
+        self.listener.until(lambda l: l.messages)
+        hello = self.listener.messages[0][1]
+        self.assertEqual(hello, {"op": "hello", "version": 1, "pid": os.getpid()})
+
+    def test_tags_nest_and_end_by_their_own_number(self):
+        before = time.monotonic_ns()
+        with self.gpurun.tag("train"):
+            with self.gpurun.tag("batch"):
+                pass
+        said = self.said(99)
+        self.assertEqual([m["op"] for m in said], ["begin", "begin", "end", "end"])
+        self.assertEqual([m.get("tag") for m in said], ["train", "batch", None, None])
+        outer, inner = said[0]["span"], said[1]["span"]
+        self.assertEqual([m["span"] for m in said], [outer, inner, inner, outer])
+        stamps = [m["t"] for m in said]
+        self.assertEqual(stamps, sorted(stamps))
+        self.assertTrue(before <= stamps[0] and stamps[-1] <= time.monotonic_ns())
+
+    def test_a_tag_ends_when_the_body_raises(self):
+        with self.assertRaises(KeyError):
+            with self.gpurun.tag("train"):
+                raise KeyError
+        self.assertEqual([m["op"] for m in self.said(99)], ["begin", "end"])
+
+    def test_decorators_of_every_kind_of_function(self):
+        tag = self.gpurun.tag
+
+        @tag("plain")
+        def plain(x):
+            """Doc."""
+            return x if x == 0 else plain(x - 1)
+
+        @tag("coroutine")
+        async def coroutine():
+            return 1
+
+        @tag("generator")
+        def generator():
+            yield 1
+            return 2
+
+        self.assertEqual((plain(1), asyncio.run(coroutine()), list(generator())), (0, 1, [1]))
+        self.assertEqual((plain.__name__, plain.__doc__), ("plain", "Doc."))
+        said = self.said(99)
+        names = [m.get("tag") for m in said]
+        self.assertEqual(names, ["plain", "plain", None, None, "coroutine", None, "generator", None])
+        # Recursive use: two numbers, so that the inner end is not the outer one's.
+        self.assertNotEqual(said[0]["span"], said[1]["span"])
+
+    def test_what_cannot_be_a_tag_is_ignored_and_said_once(self):
+        with self.assertLogs("gpurun", logging.WARNING) as logs:
+            for _ in range(3):
+                for name in ("", "a/b", "a\nb", "x" * 129, None, 5, "\udc80"):
+                    with self.gpurun.tag(name):
+                        pass
+        self.assertEqual(len(logs.records), 7)
+        self.assertEqual(self.said(99), [])
+
+    def test_a_step_is_a_mark_or_a_span(self):
+        t0 = time.monotonic_ns()
+        self.gpurun.step(5)
+        with self.gpurun.step(6):
+            inside = time.monotonic_ns()
+        with self.gpurun.step():
+            pass
+        with self.assertRaises(ValueError):
+            with self.gpurun.step(8):
+                raise ValueError
+        self.gpurun.epoch()
+        self.gpurun.step(9)
+        self.gpurun.step(10, first_of_epoch=True)
+        said = self.said(99)
+        self.assertEqual([m["step"] for m in said], [5, 6, 7, 9, 10])
+        self.assertEqual([m.get("first", False) for m in said], [True, False, False, True, True])
+        mark, span = said[0], said[1]
+        self.assertNotIn("began", mark)
+        self.assertTrue(t0 <= mark["t"] <= span["began"] <= inside <= span["t"])
+
+    def test_scalars_are_finite_numbers(self):
+        class Tensor:
+            def __float__(self):
+                return 0.5
+
+        class Broken:
+            def __float__(self):
+                raise RuntimeError("CUDA error")
+
+        with self.assertLogs("gpurun", logging.WARNING) as logs:
+            self.gpurun.log(
+                {"a": 1, "t": Tensor(), "nan": float("nan"), "inf": float("-inf"), "no": "x", "b": Broken()},
+                step=3,
+            )
+        self.assertEqual(len(logs.records), 1)
+        self.gpurun.log({f"n{n}": n for n in range(600)})
+        self.gpurun.log({"q" * 70_000: 1})
+        said = self.said(99)
+        self.assertEqual((said[0]["values"], said[0]["step"]), ({"a": 1.0, "t": 0.5}, 3))
+        self.assertEqual([len(m["values"]) for m in said[1:]], [256, 256, 88])
+
+    def test_nonsense_never_raises(self):
+        gpurun = self.gpurun
+        logging.getLogger("gpurun").addHandler(logging.NullHandler())
+        gpurun.step("x")
+        gpurun.step(2**80)
+        gpurun.step(1.5)
+        gpurun.log(None)
+        gpurun.log([1])
+        gpurun.log({1: 2}, step="x")
+        gpurun.clear(object())
+        gpurun.clear("train")
+        self.assertTrue(gpurun.is_active())
+
+    def test_threads_never_tear_a_line(self):
+        def work(n):
+            for i in range(500):
+                self.gpurun.step(n * 1000 + i)
+                with self.gpurun.tag(f"t{n}"):
+                    self.gpurun.log({f"loss{n}": i})
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # The listener may be slower than eight threads; what it was sent are whole lines all the same.
+        eventually(lambda: self.gpurun._client.send(b'{"op":"done"}\n'))
+        self.listener.until(lambda l: l.of("done"))
+        self.assertEqual(len(self.listener.connections), 1)
+        begun = [m["span"] for m in self.listener.of("begin")]
+        ended = [m["span"] for m in self.listener.of("end")]
+        self.assertEqual(len(begun), len(set(begun)))
+        self.assertEqual(sorted(begun), sorted(ended))
+        steps = len(self.listener.of("step")) + len(self.listener.of("log"))
+        self.assertEqual(8 * 500 * 3 - self.gpurun.dropped(), steps + len(begun))
+
+    def test_rank_of_the_launcher(self):
+        for environment, rank in (
+            ({"RANK": "3", "LOCAL_RANK": "1"}, 3),
+            ({"LOCAL_RANK": "1"}, 1),
+            ({"RANK": "x", "PMI_RANK": "2"}, 2),
+            ({"RANK": "-1"}, None),
+        ):
+            with self.subTest(environment):
+                seen = len(self.listener.messages)
+                self.assertTrue(fresh(self.listener.path, **environment).is_active())
+                self.listener.until(lambda l: len(l.messages) > seen)
+                self.assertEqual(self.listener.messages[-1][1].get("rank"), rank)
+
+
+class Trouble(unittest.TestCase):
+    def test_a_gpurun_that_never_reads_costs_marks_not_time(self):
+        listener = Listener(reads=False)
+        self.addCleanup(listener.close)
+        gpurun = fresh(listener.path)
+        with gpurun.tag("train"):
+            # Far more than any socket buffer holds; a blocking send would hang here for good.
+            for n in range(50_000):
+                gpurun.step(n)
+                with gpurun.tag("batch"):
+                    pass
+        self.assertTrue(gpurun.is_active())
+        self.assertGreater(gpurun.dropped(), 0)
+        # What it does read later are whole lines, and every tag that it heard begin also ends.
+        listener.until(lambda l: l.connections)
+        reader = threading.Thread(target=listener.read, args=(0,))
+        reader.start()
+        gpurun_client = gpurun._client
+        while True:
+            with gpurun_client._sending:
+                gpurun_client._flush()
+                if not gpurun_client._rest:
+                    break
+        gpurun_client._lose()
+        reader.join()
+        begun = {m["span"] for m in listener.of("begin")}
+        ended = {m["span"] for m in listener.of("end")}
+        self.assertGreater(len(begun), 1)
+        self.assertEqual(begun - ended, set())
+
+    def test_gpurun_dies_in_mid_training(self):
+        listener = Listener()
+        gpurun = fresh(listener.path)
+        with gpurun.tag("train"):
+            gpurun.step(1)
+            listener.until(lambda l: l.of("step"))
+            listener.close()
+            for n in range(2, 1000):
+                with gpurun.step(n):
+                    pass
+            self.assertFalse(gpurun.is_active())
+            self.assertEqual((gpurun.collect(), gpurun.snapshot()), ({}, {}))
+        gpurun.log({"a": 1})
+
+    def test_gpurun_dies_while_it_is_asked(self):
+        listener = Listener(answer=lambda m: listener.connections[0].shutdown(2) if m["op"] == "collect" else None)
+        self.addCleanup(listener.close)
+        gpurun = fresh(listener.path)
+        self.assertEqual(gpurun.collect(timeout=50), {})
+        self.assertFalse(gpurun.is_active())
+
+    def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(self):
+        listener = Listener()
+        self.addCleanup(listener.close)
+        gpurun = fresh(listener.path)
+        for _ in range(6):
+            self.assertEqual(gpurun.snapshot(timeout=0.01), {})
+        listener.until(lambda l: len(l.of("snapshot")) == 4)
+        # From here on it does not even ask: an hour's time-out returns at once.
+        self.assertEqual(gpurun.collect(timeout=3600), {})
+        self.assertTrue(gpurun.is_active())
+
+    def test_answers_find_their_requests(self):
+        results = {
+            "collect": {"tag": "run/a", "duration_s": 1, "metrics": {"run/a/host/x (%)/mean": 2.0, "n": None}},
+            "snapshot": {"gpus": []},
+        }
+        listener = Listener(answer=lambda m: results.get(m["op"]))
+        self.addCleanup(listener.close)
+        gpurun = fresh(listener.path)
+        early = gpurun._client.request("snapshot")
+        collected = gpurun.collect(timeout=60)
+        self.assertEqual(collected.pop("run/a/timestamp") > 1e9, True)
+        self.assertEqual(collected, {"run/a/host/x (%)/mean": 2.0})
+        self.assertEqual(gpurun._client.take(early), {"gpus": []})
+        self.assertEqual(gpurun._client.take(early), None)
+        self.assertEqual(gpurun.snapshot(timeout=60, parts=["gpus"], metrics=["a"]), {"gpus": []})
+        self.assertEqual(listener.of("snapshot")[-1]["parts"], ["gpus"])
+
+    def test_garbage_for_an_answer(self):
+        for reply in (b"garbage\n", b"{}\n", b"[]\n", b'{"id":1,"ok":true,"result":7}\n', b"\xff\n", b"null\n"):
+            with self.subTest(reply):
+                listener = Listener(answer=lambda m: reply if "id" in m else None)
+                gpurun = fresh(listener.path)
+                self.assertEqual(gpurun.collect(timeout=0.05), {})
+                listener.close()
+
+    @unittest.skipUnless(hasattr(os, "fork"), "needs fork")
+    def test_a_forked_child_does_not_speak_for_its_parent(self):
+        listener = Listener()
+        self.addCleanup(listener.close)
+        gpurun = fresh(listener.path)
+        with gpurun.tag("train"):
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    gpurun.step(666)
+                    gpurun.log({"child": 1})
+                    silent = not gpurun.is_active()
+                    # A rank that was forked may speak, for itself.
+                    speaks = gpurun.connect()
+                    gpurun.step(777)
+                    status = 0 if silent and speaks else 2
+                finally:
+                    os._exit(status)
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+            gpurun.step(1)
+        listener.until(lambda l: len(l.of("end")) == 1 and any(m.get("step") == 777 for m in l.of("step")))
+        by_connection = {}
+        for number, message in listener.messages:
+            by_connection.setdefault(number, []).append(message)
+        parent, own = by_connection[0], by_connection[1]
+        self.assertEqual([m["op"] for m in parent], ["hello", "begin", "step", "end"])
+        self.assertEqual([m["op"] for m in own], ["hello", "step"])
+        self.assertNotEqual(parent[0]["pid"], own[0]["pid"])
+        # The child kept no copy of the parent's connection: it ends when the parent lets go of it.
+        gpurun._client._lose()
+        listener.until(lambda l: 0 in l.ended)
+
+    def test_messages_stay_within_the_documented_schema(self):
+        listener = Listener()
+        self.addCleanup(listener.close)
+        gpurun = fresh(listener.path, RANK="0")
+        with gpurun.tag("a"):
+            gpurun.clear("a")
+            gpurun.step(1)
+            gpurun.log({"a": 1.0}, step=1)
+        gpurun._client.request("collect")
+        gpurun._client.request("snapshot", parts=["gpus"])
+        listener.until(lambda l: len(l.messages) == 8)
+        path = os.path.join(os.path.dirname(__file__), "..", "..", "schemas", "control.v1.json")
+        with open(path, encoding="utf-8") as file:
+            definitions = json.load(file)["$defs"]
+        for _, message in listener.messages:
+            known = set(definitions[message["op"]]["properties"])
+            # `collect` and `snapshot` carry the common stamp as well.
+            self.assertLessEqual(set(message) - {"t"}, known, message)
+            self.assertLessEqual(set(definitions[message["op"]]["required"]), set(message))
+
+
+class Pickling(unittest.TestCase):
+    def test_callbacks_travel_to_workers(self):
+        fresh(None)
+        from gpurun.huggingface import GpurunCallback
+        from gpurun.lightning import GPUStatsMonitor
+
+        for callback in (GPUStatsMonitor(fan_speed=True), GpurunCallback()):
+            callback._progress.begin("train")
+            copy = pickle.loads(pickle.dumps(callback))
+            self.assertEqual(copy._progress._open, {})
+
+
+if __name__ == "__main__":
+    unittest.main()

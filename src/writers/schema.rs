@@ -1,0 +1,218 @@
+//! The published schemas, made from the code that writes: the pages under `schemas/` are these texts.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use crate::model::run::SCHEMA_VERSION;
+
+use super::columns::{Column, Content, FIXED, LONG, STATS, data_type};
+use super::metadata::{JOURNAL, KEYS, MODE, WIDE_COLUMNS};
+use super::tensorboard::FILE_VERSION;
+
+/// A file under `schemas/`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SchemaFile {
+    /// Its name.
+    pub name: String,
+    /// Its text.
+    pub text: String,
+}
+
+/// Every schema of the files that gpurun writes.
+pub fn files() -> Vec<SchemaFile> {
+    let v = SCHEMA_VERSION;
+    vec![
+        json_file(format!("long.v{v}.json"), &long()),
+        json_file(format!("wide.v{v}.json"), &wide()),
+        json_file(format!("journal.v{v}.json"), &journal()),
+        SchemaFile { name: "events.proto".to_owned(), text: events() },
+        SchemaFile { name: "README.md".to_owned(), text: page() },
+    ]
+}
+
+fn json_file(name: String, value: &Value) -> SchemaFile {
+    let text = serde_json::to_string_pretty(value).unwrap_or_default() + "\n";
+    SchemaFile { name, text }
+}
+
+fn field(column: &Column) -> Value {
+    json!({
+        "name": column.name,
+        "arrow": data_type(column.content).to_string(),
+        "csv": csv_type(column.content),
+        "nullable": column.nullable,
+        "about": column.about,
+    })
+}
+
+fn csv_type(content: Content) -> &'static str {
+    match content {
+        Content::Time => "RFC 3339, UTC, six digits of a second",
+        Content::Text => "text",
+        Content::Int32 | Content::Int64 | Content::UInt32 => "integer",
+        Content::Float => "number with a point or an exponent",
+    }
+}
+
+fn keys() -> Value {
+    KEYS.iter().map(|(key, about)| json!({ "key": key, "about": about })).collect()
+}
+
+fn long() -> Value {
+    json!({
+        "schema": "gpurun long",
+        "version": SCHEMA_VERSION,
+        "fields": LONG.iter().map(field).collect::<Vec<_>>(),
+        "parquet_metadata": keys(),
+    })
+}
+
+fn wide() -> Value {
+    json!({
+        "schema": "gpurun wide",
+        "version": SCHEMA_VERSION,
+        "fields": LONG[..FIXED].iter().map(field).collect::<Vec<_>>(),
+        "series": {
+            "name": "ROOT/SUBJECT/METRIC (UNIT)/STATISTIC; a bare METRIC where there is no unit",
+            "subjects": ["host", "cuda:N (gpu:N)", "gpu:N", "gpu:(N, N)", "job", "job/cuda:N (gpu:N)", "job/gpu:N"],
+            "statistics": STATS,
+            "arrow": data_type(Content::Float).to_string(),
+            "nullable": true,
+            "order": "as the series of the run at its start",
+        },
+        "parquet_metadata": keys(),
+    })
+}
+
+fn journal() -> Value {
+    json!({
+        "schema": "gpurun journal",
+        "version": SCHEMA_VERSION,
+        "format": "Arrow IPC stream, metadata version 5, alignment 8, dictionary deltas",
+        "name": "TARGET.journal beside TARGET",
+        "fields": format!("those of long.v{SCHEMA_VERSION}.json, whatever the layout of the target"),
+        "batches": "one for each window, tag span or step row set",
+        "end": "whatever follows the last whole batch is torn and means nothing; there is no end-of-stream mark",
+        "lock": "the gpurun that writes it holds flock(LOCK_EX)",
+        "schema_metadata": [
+            { "key": JOURNAL, "about": "name of this journal; the finished file lists it in gpurun.journals" },
+            { "key": MODE, "about": "create, overwrite or append: what the target's rows are to become" },
+            { "key": WIDE_COLUMNS, "about": "series columns of a wide target, a JSON array" },
+            { "key": "gpurun.*", "about": "as in the Parquet file, but for end, duration_s, exit, runs and journals" },
+        ],
+    })
+}
+
+fn events() -> String {
+    format!(
+        r#"// What gpurun writes into TensorBoard event files: these fields of tensorflow's messages and no others.
+// A file is a sequence of records: length (u64 LE), masked crc32c of the length (u32 LE), Event, masked
+// crc32c of the Event (u32 LE); mask(crc) = rotate_right(crc, 15) + 0xa282ead8.
+// The first event has file_version "{FILE_VERSION}" and source_metadata; every other one has a summary.
+syntax = "proto3";
+package tensorflow;
+
+message Event {{
+  double wall_time = 1;            // end of the window, seconds since the Unix epoch; always finite
+  int64 step = 2;                  // window number; the training step in the tag group "steps"
+  string file_version = 3;
+  Summary summary = 5;
+  SourceMetadata source_metadata = 10;
+}}
+
+message Summary {{
+  repeated Value value = 1;
+
+  message Value {{
+    string tag = 1;                // [steps/][rank:N/][TAG PATH/]SUBJECT/METRIC (UNIT)/(mean|min|max)
+    float simple_value = 2;        // always finite
+  }}
+}}
+
+message SourceMetadata {{
+  string writer = 1;
+}}
+"#
+    )
+}
+
+fn page() -> String {
+    let mut out = String::new();
+    let v = SCHEMA_VERSION;
+    // Writing to a String cannot fail.
+    let _ = write!(
+        out,
+        "# What gpurun writes
+
+These pages are made from the code: `GPURUN_UPDATE_SCHEMAS=1 cargo nextest run schemas` rewrites them, and the
+tests fail while they differ. A change of columns or of their meaning moves the version, now {v}.
+
+* [`long.v{v}.json`](long.v{v}.json), [`wide.v{v}.json`](wide.v{v}.json): CSV and Parquet
+* [`journal.v{v}.json`](journal.v{v}.json): the journal beside a Parquet target while the run lasts
+* [`events.proto`](events.proto): TensorBoard event files
+
+## Long layout
+
+One row for each series and window. A value that is not known is null (an empty field in CSV), never 0.
+
+| column | Arrow | null | |
+| --- | --- | --- | --- |
+"
+    );
+    for column in LONG {
+        let null = if column.nullable { "yes" } else { "" };
+        let arrow = data_type(column.content).to_string();
+        let _ = writeln!(out, "| `{}` | {arrow} | {null} | {} |", column.name, column.about);
+    }
+    let _ = write!(
+        out,
+        "
+In CSV: a header, `\\n` line ends, times in RFC 3339 with six digits of a second, numbers in the shortest form that
+reads back the same, fields quoted where they hold a comma or a quote. A line end inside a text becomes a blank, so
+that a line is a row; a last line without its line end is torn and means nothing.
+
+## Wide layout
+
+One row for each window and tag: the first {FIXED} columns of the long layout, then a column
+`ROOT/SUBJECT/METRIC (UNIT)/STATISTIC` for each series of the host, the GPUs and the job that was known at the start,
+with the statistics {}: `run/cuda:0 (gpu:3)/gpu_utilization (%)/mean`.
+
+## Metadata of Parquet files
+
+In the key-value metadata and in the Arrow schema; all values are text.
+
+| key | |
+| --- | --- |
+",
+        STATS.join(", ")
+    );
+    for (key, about) in KEYS {
+        let _ = writeln!(out, "| `{key}` | {about} |");
+    }
+    let _ = write!(
+        out,
+        "
+## Journal
+
+While gpurun runs, the rows of `metrics.parquet` are in `metrics.parquet.journal`: an Arrow IPC stream of the long layout,
+one batch for each window, appended whole. It can be read at any time:
+
+    import pyarrow as pa
+
+    with pa.OSFile(\"metrics.parquet.journal\") as file:
+        batches = pa.ipc.open_stream(file)
+        while True:
+            try:
+                batch = batches.read_next_batch()
+            except (StopIteration, pa.ArrowInvalid, OSError):
+                break  # the end, or a batch that is not whole
+            print(batch.to_pandas())
+
+`gpurun export` and `gpurun report` read it as well. At the end of the run it becomes the Parquet file, written aside
+and renamed, and disappears; after a kill -9 or a power cut `gpurun recover metrics.parquet.journal` does the
+same with every whole batch.
+"
+    );
+    out
+}

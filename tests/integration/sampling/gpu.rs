@@ -1,0 +1,971 @@
+//! Tests: the driver's face and the GPU reader, on the simulated driver with scripted time.
+//!
+//! The simulated driver is configured by the environment, so each test runs itself once more in a process of its own
+//! that has it.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test that cannot go on fails the test")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fake_nvml::{Counter, Energy, Fault, Gpu, Mig, Process, Scenario, Signal};
+use gpurun::collectors::nvml::{HostMemory, HostMemorySource, Nvml, NvmlError};
+use gpurun::model::device::{DeviceIdentity, DeviceMemory, ProbeRequest};
+use gpurun::model::metric::{MetricId, Scope};
+use gpurun::model::reading::{Reading, Reason};
+use gpurun::model::time::Mono;
+use gpurun::sampling::frame::{GpuFrame, GpuProcessUse};
+use gpurun::sampling::gpu::{GpuNews, GpuReader, GpuSettings, Role};
+
+/// Long enough for any loaded machine; nothing passes or fails by it.
+const PATIENCE: Duration = Duration::from_secs(60);
+const MIB: u64 = 1 << 20;
+const STAGE: &str = "GPURUN_TEST_STAGE";
+
+/// What a test finds in its own process.
+struct Stage {
+    directory: PathBuf,
+}
+
+impl Stage {
+    fn library(&self) -> PathBuf {
+        self.directory.join("libnvidia-ml.so.1")
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Moves the scripted time. The driver reads the file at every call, so it must never be half written.
+    fn set_clock(&self, seconds: f64) {
+        let fresh = self.file("clock.new");
+        std::fs::write(&fresh, seconds.to_string()).unwrap();
+        std::fs::rename(fresh, self.file("clock")).unwrap();
+    }
+
+    fn nvml(&self) -> Nvml {
+        Nvml::open(Some(&self.library())).unwrap()
+    }
+
+    /// The calls logged since the last time, as `function` or `function gpu`.
+    fn calls(&self) -> Vec<(String, Option<usize>)> {
+        let log = self.file("calls.log");
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        let seen = self.file("calls.seen");
+        let before: usize =
+            std::fs::read_to_string(&seen).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+        std::fs::write(seen, text.len().to_string()).unwrap();
+        text[before..]
+            .lines()
+            .map(|line| {
+                let words: Vec<&str> = line.split(' ').collect();
+                (words[3].to_owned(), words[4].parse().ok())
+            })
+            .collect()
+    }
+
+    /// How often each function was called since the last time.
+    fn counts(&self) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        for (function, _) in self.calls() {
+            *counts.entry(function).or_default() += 1;
+        }
+        counts
+    }
+}
+
+/// Runs `body` in a process in which the simulated driver plays `scenario`. `test` is the test's own name.
+fn on_stage(test: &str, scenario: Scenario, body: impl FnOnce(&Stage)) {
+    if let Some(directory) = std::env::var_os(STAGE) {
+        return body(&Stage { directory: directory.into() });
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let clock = directory.path().join("clock");
+    std::fs::write(&clock, "0").unwrap();
+    let scenario = resolve(Scenario { clock_file: Some(clock), ..scenario }, directory.path());
+    let installed = fake_nvml::install(directory.path(), &scenario).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([&format!("sampling::gpu::{test}"), "--exact", "--nocapture"]).env(STAGE, directory.path());
+    installed.apply(&mut command);
+    installed.log_calls(&mut command);
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        output.status.success() && text(&output.stdout).contains("1 passed"),
+        "{}\n{}{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+}
+
+/// Puts the files that faults name into the test's own directory.
+fn resolve(mut scenario: Scenario, directory: &Path) -> Scenario {
+    for fault in &mut scenario.fault {
+        for file in [&mut fault.hang_while, &mut fault.while_exists].into_iter().flatten() {
+            *file = directory.join(&*file);
+        }
+    }
+    scenario
+}
+
+fn ready_scenario(name: &str) -> Scenario {
+    Scenario::load(&fake_nvml::scenario_file(name).unwrap()).unwrap()
+}
+
+fn every_gpu_metric() -> Vec<MetricId> {
+    let all = MetricId::ALL.iter().copied();
+    all.filter(|id| id.get().scope == Scope::Gpu && id.get().on_by_default()).collect()
+}
+
+fn settings() -> GpuSettings {
+    GpuSettings::new(every_gpu_metric(), Duration::from_secs(1))
+}
+
+/// A reader of every device, in NVML's order.
+fn reader(nvml: Nvml, settings: GpuSettings) -> GpuReader {
+    let devices: Vec<Arc<DeviceIdentity>> = nvml.identities().unwrap().into_iter().map(Arc::new).collect();
+    let mut reader = GpuReader::start(nvml, devices, settings).unwrap();
+    reader.ready(PATIENCE).unwrap().unwrap();
+    reader
+}
+
+fn mono(seconds: f64) -> Mono {
+    Mono((seconds * 1e9).round() as u64)
+}
+
+/// The frame of a scripted second.
+fn frame(stage: &Stage, reader: &mut GpuReader, seconds: f64) -> GpuFrame {
+    stage.set_clock(seconds);
+    reader.request(mono(seconds));
+    reader.take(PATIENCE).expect("a frame").clone()
+}
+
+/// What the frame says of a metric; `None` when it was not due.
+fn reading(frame: &GpuFrame, device: usize, id: MetricId) -> Option<Reading> {
+    let mut found = frame.devices[device].readings.iter().filter(|(known, _)| *known == id);
+    let first = found.next().map(|(_, reading)| *reading);
+    assert!(found.next().is_none(), "{id:?} twice");
+    first
+}
+
+#[track_caller]
+fn value(frame: &GpuFrame, device: usize, id: MetricId) -> f64 {
+    match reading(frame, device, id) {
+        Some(Reading::Value(value)) => value,
+        other => panic!("{id:?} of {device}: {other:?}"),
+    }
+}
+
+#[track_caller]
+fn near(value: f64, expected: f64) {
+    assert!((value - expected).abs() <= 1e-6 * expected.abs().max(1e-3), "{value} is not {expected}");
+}
+
+fn processes(frame: &GpuFrame, device: usize) -> &[GpuProcessUse] {
+    match &frame.devices[device].processes {
+        Some(Ok(list)) => list,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn gpu() -> Gpu {
+    Gpu {
+        temperature: Some(40.into()),
+        power: Some(200.into()),
+        power_limit: Some(300.into()),
+        sm_clock: Some(1400.into()),
+        memory_clock: Some(1200.into()),
+        energy: Some(Energy::Named("from-power".to_owned())),
+        throttled_power: Some(Counter::rate(0.25)),
+        throttled_thermal: Some(Counter::rate(0.5)),
+        ..Gpu::with_memory(81920.0, 1024.0, 70.0)
+    }
+}
+
+fn machine(gpu: Vec<Gpu>) -> Scenario {
+    Scenario { gpu, ..Scenario::default() }
+}
+
+// ---- opening and probing ----
+
+#[test]
+fn a_missing_or_useless_library_is_one_clear_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("libnvidia-ml.so.1");
+    let error = Nvml::open(Some(&path)).unwrap_err();
+    assert!(matches!(error, NvmlError::NoLibrary { .. }), "{error:?}");
+    assert!(error.to_string().contains(path.to_str().unwrap()) && !error.to_string().contains('\n'));
+
+    std::fs::write(&path, "no library").unwrap();
+    let error = Nvml::open(Some(&path)).unwrap_err();
+    assert!(matches!(error, NvmlError::BadLibrary { .. }), "{error:?}");
+
+    // The simulated driver without a scenario is a library without a driver.
+    let installed = fake_nvml::install(directory.path(), &machine(vec![])).unwrap();
+    assert!(std::env::var_os("GPURUN_FAKE_NVML").is_none(), "this test needs a clean environment");
+    let error = Nvml::open(Some(&installed.library)).unwrap_err();
+    assert!(matches!(error, NvmlError::NoDriver { .. }), "{error:?}");
+}
+
+#[test]
+fn a_refusing_driver_keeps_its_class() {
+    let refusal = |error: &str| Fault {
+        function: "nvmlInit_v2".to_owned(),
+        error: Some(error.to_owned()),
+        ..Fault::default()
+    };
+    let scenario = Scenario {
+        fault: vec![
+            Fault { until: Some(1.0), ..refusal("NO_PERMISSION") },
+            Fault { from: Some(1.0), until: Some(2.0), ..refusal("LIB_RM_VERSION_MISMATCH") },
+            Fault { from: Some(2.0), ..refusal("UNKNOWN") },
+        ],
+        ..machine(vec![gpu()])
+    };
+    on_stage("a_refusing_driver_keeps_its_class", scenario, |stage| {
+        let open = || Nvml::open(Some(&stage.library())).unwrap_err();
+        assert!(matches!(open(), NvmlError::NoPermission { .. }));
+        stage.set_clock(1.0);
+        assert!(matches!(open(), NvmlError::VersionMismatch { .. }));
+        stage.set_clock(2.0);
+        assert!(matches!(open(), NvmlError::Init { .. }));
+    });
+}
+
+#[test]
+fn a_probe_reads_only_what_is_asked() {
+    on_stage("a_probe_reads_only_what_is_asked", machine(vec![gpu(), gpu()]), |stage| {
+        let nvml = stage.nvml();
+        assert_eq!(nvml.driver_version(), Some("550.54.15"));
+        stage.calls();
+        let seen = nvml.probe(&ProbeRequest::default()).unwrap();
+        assert_eq!(seen.len(), 2);
+        assert_eq!(seen[1].index, 1);
+        assert_eq!(seen[0].memory, Err(Reason::NotAsked));
+        assert_eq!(
+            stage.counts().into_keys().collect::<Vec<_>>(),
+            [
+                "nvmlDeviceGetCount_v2",
+                "nvmlDeviceGetHandleByIndex_v2",
+                "nvmlDeviceGetMigMode",
+                "nvmlDeviceGetUUID"
+            ]
+        );
+
+        let seen = nvml.probe(&ProbeRequest { utilization: true, ..ProbeRequest::default() }).unwrap();
+        assert_eq!((seen[0].gpu_utilization.clone(), seen[0].memory_utilization.clone()), (Ok(70), Ok(0)));
+        let counts = stage.counts();
+        assert_eq!(counts.get("nvmlDeviceGetUtilizationRates"), Some(&2));
+        assert!(!counts.keys().any(|function| function.contains("Memory") || function.contains("Processes")));
+    });
+}
+
+#[test]
+fn one_bad_gpu_spoils_no_other() {
+    let forbidden = |function: &str, gpu, error: &str| Fault {
+        function: function.to_owned(),
+        gpu: Some(gpu),
+        error: Some(error.to_owned()),
+        ..Fault::default()
+    };
+    let name_bytes = Some(b"Odd \xff name".to_vec());
+    let scenario = Scenario {
+        fault: vec![
+            forbidden("nvmlDeviceGetHandleByIndex_v2", 1, "NO_PERMISSION"),
+            forbidden("nvmlDeviceGetMemoryInfo*", 3, "UNKNOWN"),
+        ],
+        ..machine(vec![
+            gpu(),
+            gpu(),
+            Gpu { lost_after_calls: Some(0), ..gpu() },
+            Gpu { name_bytes, compute_mode: Some(3.into()), ..gpu() },
+        ])
+    };
+    on_stage("one_bad_gpu_spoils_no_other", scenario, |stage| {
+        let request =
+            ProbeRequest { name: true, memory: true, utilization: true, compute_mode: true, processes: true };
+        let seen = stage.nvml().probe(&request).unwrap();
+        assert_eq!(seen.iter().map(|device| device.index).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        let memory = DeviceMemory { total: 81920 * MIB, free: 80896 * MIB, used: 1024 * MIB, unified: false };
+        assert_eq!(seen[0].memory, Ok(memory));
+        assert_eq!(
+            (&seen[1].uuid, &seen[1].memory),
+            (&Err(Reason::NoPermission), &Err(Reason::NoPermission))
+        );
+        assert_eq!(seen[2].uuid, Err(Reason::GpuLost));
+        assert!(matches!(&seen[3].memory, Err(Reason::Other(_))));
+        assert_eq!(seen[3].name.as_deref(), Ok("Odd \u{fffd} name"));
+        assert_eq!(seen[3].compute_mode, Ok(gpurun::model::device::ComputeMode::ExclusiveProcess));
+        assert_eq!(seen[3].gpu_utilization, Ok(70));
+        assert_eq!(
+            stage.nvml().identities().unwrap().len(),
+            2,
+            "what does not tell its UUID is not followed"
+        );
+    });
+}
+
+#[test]
+fn processes_come_with_owners_and_without_garbage() {
+    let own = std::process::id();
+    let scenario = Scenario {
+        v3_process_stride: Some(32),
+        ..machine(vec![Gpu {
+            process: vec![
+                Process::compute(own, 500.0),
+                Process { kind: Some("C+G".to_owned()), ..Process::compute(4_000_001, 300.0) },
+                Process { kind: Some("G".to_owned()), memory: None, ..Process::compute(4_000_002, 0.0) },
+                Process { kind: Some("M".to_owned()), ..Process::compute(4_000_003, 100.0) },
+                Process::compute(0, 10.0),
+                Process::compute(u32::MAX, 10.0),
+                Process::compute(4_000_004, 1e9),
+            ],
+            ..gpu()
+        }])
+    };
+    on_stage("processes_come_with_owners_and_without_garbage", scenario, |stage| {
+        let seen = stage.nvml().probe(&ProbeRequest { processes: true, ..ProbeRequest::default() }).unwrap();
+        let list = seen[0].processes.as_ref().unwrap();
+        let found: Vec<_> =
+            list.iter().map(|one| (one.pid > 4_000_000, one.memory.clone(), one.compute)).collect();
+        assert_eq!(
+            found,
+            [
+                (false, Ok(500 * MIB), true),
+                (true, Ok(300 * MIB), true),
+                (true, Err(Reason::NotSupported), false),
+                (true, Ok(100 * MIB), true),
+            ]
+        );
+        // The process that laid the stage is of this test's own user.
+        let me = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap());
+        assert_eq!(list[0].uid, Some(me));
+        assert_eq!(list[1].uid, None);
+    });
+}
+
+// ---- MIG ----
+
+#[test]
+fn slices_have_their_own_memory_and_the_parent_has_the_rest() {
+    on_stage(
+        "slices_have_their_own_memory_and_the_parent_has_the_rest",
+        ready_scenario("mig-a100"),
+        |stage| {
+            let nvml = stage.nvml();
+            let all = ProbeRequest {
+                name: true,
+                memory: true,
+                utilization: true,
+                compute_mode: true,
+                processes: true,
+            };
+            let seen = nvml.probe(&all).unwrap();
+            let places: Vec<_> = seen.iter().map(|one| (one.index, one.mig.map(|mig| mig.index))).collect();
+            assert_eq!(
+                places,
+                [(0, Some(0)), (0, Some(1)), (0, Some(3)), (1, None)],
+                "the hole ends nothing"
+            );
+            assert_eq!(seen[2].mig.unwrap().gpu_instance, Some(5));
+            assert!(
+                seen[0].uuid.as_ref().unwrap().is_mig() && !seen[0].parent_uuid.as_ref().unwrap().is_mig()
+            );
+            assert_eq!(seen[0].gpu_utilization, Err(Reason::NotSupported));
+            assert_eq!(seen[0].memory.as_ref().unwrap().used, 8200 * MIB);
+            assert_eq!(seen[0].processes.as_ref().unwrap().len(), 1);
+            assert_eq!(nvml.gpus_without_slices().unwrap(), Vec::<u32>::new());
+
+            let devices: Vec<_> = nvml.identities().unwrap().into_iter().take(2).map(Arc::new).collect();
+            stage.calls();
+            let mut reader = GpuReader::start(nvml, devices, settings()).unwrap();
+            let followed = reader.ready(PATIENCE).unwrap().unwrap();
+            let roles: Vec<_> = followed.iter().map(|one| one.role).collect();
+            assert_eq!(roles, [Role::Slice, Role::Slice, Role::Parent]);
+            assert_eq!((followed[2].identity.mig, followed[2].identity.index), (None, 0));
+            assert_eq!(Some(&followed[2].identity.uuid), seen[0].parent_uuid.as_ref());
+
+            for at in [0.0, 10.0] {
+                let frame = frame(stage, &mut reader, at);
+                near(value(&frame, 0, MetricId::GpuMemoryUsed), 8200.0);
+                near(value(&frame, 1, MetricId::GpuMemoryTotal), 4864.0);
+                assert_eq!(reading(&frame, 0, MetricId::GpuGpuUtilization), Some(Reading::Missing));
+                assert_eq!(reading(&frame, 0, MetricId::GpuPowerUsage), None, "it is the parent's");
+                near(value(&frame, 2, MetricId::GpuPowerUsage), 120.0);
+                near(value(&frame, 2, MetricId::GpuTemperature), 41.0);
+                near(value(&frame, 2, MetricId::GpuEnergy), 120.0 * at);
+                assert_eq!(reading(&frame, 2, MetricId::GpuMemoryUsed), None, "it is the slices'");
+                assert_eq!(processes(&frame, 0).len(), 1);
+                assert_eq!(
+                    (processes(&frame, 0)[0].memory, processes(&frame, 0)[0].sm),
+                    (Some(8100 * MIB), None)
+                );
+                assert_eq!(frame.devices[2].processes, None);
+            }
+            let counts = stage.counts();
+            assert_eq!(counts.get("nvmlDeviceGetProcessUtilization"), None);
+            assert_eq!(counts.get("nvmlDeviceGetUtilizationRates"), None);
+            assert!(reader.stop(PATIENCE));
+        },
+    );
+}
+
+#[test]
+fn a_gpu_in_mig_mode_without_slices_is_named() {
+    let scenario = machine(vec![
+        Gpu { mig_mode: Some(1), ..gpu() },
+        Gpu { mig: vec![Mig { index: Some(4), memory_total: Some(100.into()), ..Mig::default() }], ..gpu() },
+    ]);
+    on_stage("a_gpu_in_mig_mode_without_slices_is_named", scenario, |stage| {
+        let nvml = stage.nvml();
+        let seen = nvml.probe(&ProbeRequest::default()).unwrap();
+        assert_eq!(
+            seen.iter().map(|one| (one.index, one.mig.map(|m| m.index))).collect::<Vec<_>>(),
+            [(1, Some(4))]
+        );
+        assert_eq!(nvml.gpus_without_slices().unwrap(), [0]);
+    });
+}
+
+// ---- unified memory ----
+
+#[test]
+fn unified_memory_is_the_hosts() {
+    on_stage("unified_memory_is_the_hosts", ready_scenario("gb10-unified"), |stage| {
+        let host = HostMemory { total: 120 << 30, available: 70 << 30 };
+        let nvml = stage.nvml().with_host_memory(HostMemorySource::new(move || Some(host)));
+        let seen = nvml.probe(&ProbeRequest { memory: true, ..ProbeRequest::default() }).unwrap();
+        let memory = DeviceMemory { total: 120 << 30, free: 70 << 30, used: 20480 * MIB, unified: true };
+        assert_eq!(seen[0].memory, Ok(memory));
+        let mut reader = reader(nvml, settings());
+        for at in [0.0, 1.0, 2.0] {
+            let frame = frame(stage, &mut reader, at);
+            near(value(&frame, 0, MetricId::GpuMemoryUsed), 20480.0);
+            near(value(&frame, 0, MetricId::GpuMemoryFree), 70.0 * 1024.0);
+            near(value(&frame, 0, MetricId::GpuMemoryTotal), 120.0 * 1024.0);
+            near(value(&frame, 0, MetricId::GpuMemoryPercent), 100.0 * 20.0 / 120.0);
+        }
+    });
+}
+
+#[test]
+fn a_carve_out_is_no_budget_and_silence_alone_is_no_unified_memory() {
+    let scenario = machine(vec![
+        Gpu { name: Some("NVIDIA N1X".to_owned()), ..Gpu::with_memory(8128.0, 10.0, 0.0) },
+        Gpu { gpu_utilization: Some(1.into()), memory_utilization: Some(1.into()), ..Gpu::default() },
+        Gpu {
+            name: Some("NVIDIA GH200 480GB".to_owned()),
+            addressing_mode: Some(2),
+            ..Gpu::with_memory(97871.0, 1.0, 0.0)
+        },
+    ]);
+    on_stage("a_carve_out_is_no_budget_and_silence_alone_is_no_unified_memory", scenario, |stage| {
+        std::fs::write(stage.file("meminfo"), "MemTotal: 48000000 kB\nMemAvailable: 30000000 kB\n").unwrap();
+        let nvml = stage.nvml().with_proc_root(&stage.directory);
+        let seen = nvml.probe(&ProbeRequest { memory: true, ..ProbeRequest::default() }).unwrap();
+        let memory = DeviceMemory { total: 48_000_000 << 10, free: 30_000_000 << 10, used: 0, unified: true };
+        assert_eq!(seen[0].memory, Ok(memory));
+        assert_eq!(seen[1].memory, Err(Reason::NotSupported));
+        assert_eq!(seen[2].memory.as_ref().map(|memory| memory.unified), Ok(false));
+    });
+}
+
+// ---- the reader: values, paces, calls ----
+
+#[test]
+fn every_value_is_in_its_unit() {
+    let scenario = Scenario {
+        driver_version: Some("580.95.05".to_owned()),
+        field_values_overrun: true,
+        ..machine(vec![Gpu {
+            memory_reserved: Some(896.into()),
+            memory_utilization: Some(33.into()),
+            memory_temperature: Some(55.into()),
+            encoder_utilization: Some(3.into()),
+            decoder_utilization: Some(4.into()),
+            fan_speed: Some(45.into()),
+            enforced_power_limit: Some(250.into()),
+            ecc_volatile_corrected: Some(Counter::Signal(7.into())),
+            ecc_volatile_uncorrected: Some(Counter::Signal(1.into())),
+            pcie_tx: Some(Counter::rate(3.0 * MIB as f64)),
+            pcie_rx: Some(Counter::rate(5.0 * MIB as f64)),
+            nvlink: Some(vec![1.into(); 4]),
+            nvlink_tx: Some(Counter::rate(2.0 * MIB as f64)),
+            nvlink_rx: Some(Counter::rate(1.0 * MIB as f64)),
+            ..gpu()
+        }])
+    };
+    on_stage("every_value_is_in_its_unit", scenario, |stage| {
+        let mut reader = reader(stage.nvml(), settings());
+        let first = frame(stage, &mut reader, 2.0);
+        for (id, expected) in [
+            (MetricId::GpuGpuUtilization, 70.0),
+            (MetricId::GpuMemoryUtilization, 33.0),
+            (MetricId::GpuMemoryUsed, 1024.0),
+            (MetricId::GpuMemoryFree, 80000.0),
+            (MetricId::GpuMemoryTotal, 81920.0),
+            (MetricId::GpuMemoryPercent, 1.25),
+            (MetricId::GpuTemperature, 40.0),
+            (MetricId::GpuMemoryTemperature, 55.0),
+            (MetricId::GpuPowerUsage, 200.0),
+            (MetricId::GpuPowerLimit, 250.0),
+            (MetricId::GpuEnergy, 0.0),
+            (MetricId::GpuFanSpeed, 45.0),
+            (MetricId::GpuSmClock, 1400.0),
+            (MetricId::GpuMemoryClock, 1200.0),
+            (MetricId::GpuEncoderUtilization, 3.0),
+            (MetricId::GpuDecoderUtilization, 4.0),
+            (MetricId::GpuEccCorrected, 7.0),
+            (MetricId::GpuEccUncorrected, 1.0),
+        ] {
+            near(value(&first, 0, id), expected);
+        }
+        assert_eq!(reading(&first, 0, MetricId::GpuEnergyFromPower), None, "the counter answers");
+        let second = frame(stage, &mut reader, 6.0);
+        near(value(&second, 0, MetricId::GpuEnergy), 800.0);
+        for (id, rate) in [
+            (MetricId::GpuThrottledPower, 25.0),
+            (MetricId::GpuThrottledThermal, 50.0),
+            (MetricId::GpuPcieTx, 3.0),
+            (MetricId::GpuPcieRx, 5.0),
+            (MetricId::GpuNvlinkTx, 8.0),
+            (MetricId::GpuNvlinkRx, 4.0),
+        ] {
+            near((value(&second, 0, id) - value(&first, 0, id)) / 4.0, rate);
+        }
+        assert_eq!(reader.news(), [], "all is well");
+    });
+}
+
+#[test]
+fn eight_gpus_cost_so_many_calls_a_frame() {
+    let mut scenario = ready_scenario("h100-8");
+    for gpu in &mut scenario.gpu {
+        gpu.process = vec![Process { sm: Some(50.into()), ..Process::compute(4_000_000, 1000.0) }];
+        gpu.fan_speed = Some(40.into());
+    }
+    on_stage("eight_gpus_cost_so_many_calls_a_frame", scenario, |stage| {
+        let cheap: BTreeMap<String, usize> = [
+            ("nvmlDeviceGetUtilizationRates", 8),
+            ("nvmlDeviceGetMemoryInfo_v2", 8),
+            ("nvmlDeviceGetTemperatureV", 8),
+            ("nvmlDeviceGetClockInfo", 16),
+            ("nvmlDeviceGetFieldValues", 8),
+            ("nvmlDeviceGetPowerUsage", 8),
+        ]
+        .map(|(function, count)| (function.to_owned(), count))
+        .into();
+        let with = |more: &[(&str, usize)]| {
+            let mut all = cheap.clone();
+            all.extend(more.iter().map(|(function, count)| ((*function).to_owned(), *count)));
+            all
+        };
+        let lists = [
+            ("nvmlDeviceGetComputeRunningProcesses_v3", 8),
+            ("nvmlDeviceGetGraphicsRunningProcesses_v3", 8),
+            ("nvmlDeviceGetMPSComputeRunningProcesses_v3", 8),
+            ("nvmlDeviceGetProcessUtilization", 8),
+        ];
+        let slow = [
+            ("nvmlDeviceGetEnforcedPowerLimit", 8),
+            ("nvmlDeviceGetFanSpeed", 8),
+            ("nvmlDeviceGetEncoderUtilization", 8),
+            ("nvmlDeviceGetDecoderUtilization", 8),
+            ("nvmlDeviceGetTotalEccErrors", 16),
+        ];
+        let everything = [lists.as_slice(), slow.as_slice()].concat();
+        let mut reader = reader(stage.nvml(), settings());
+        stage.calls();
+        frame(stage, &mut reader, 0.0);
+        let mut first = stage.counts();
+        assert_eq!(first.remove("nvmlDeviceGetName"), Some(8), "once, to know unified memory");
+        assert_eq!(first, with(&everything));
+        for second in 1..=10 {
+            frame(stage, &mut reader, f64::from(second));
+            let expected = match second {
+                10 => with(&everything),
+                5 => with(&slow),
+                2 | 4 | 6 | 8 => with(&lists),
+                _ => cheap.clone(),
+            };
+            assert_eq!(stage.counts(), expected, "second {second}");
+        }
+        assert_eq!(cheap.values().sum::<usize>(), 56);
+
+        stage.set_clock(10.5);
+        reader.request_everything(mono(10.5));
+        reader.take(PATIENCE).unwrap();
+        assert_eq!(stage.counts(), with(&everything), "the last frame reads everything");
+    });
+}
+
+#[test]
+fn the_sampling_pcie_call_is_made_only_when_asked() {
+    let scenario = machine(vec![Gpu {
+        pcie_tx: Some(Counter::rate(3.0 * MIB as f64)),
+        pcie_rx: Some(Counter::rate(MIB as f64)),
+        ..gpu()
+    }]);
+    on_stage("the_sampling_pcie_call_is_made_only_when_asked", scenario, |stage| {
+        let metrics = vec![MetricId::GpuPcieTxSampled, MetricId::GpuPcieRxSampled];
+        let mut asking = reader(
+            stage.nvml(),
+            GpuSettings { processes: false, ..GpuSettings::new(metrics, Duration::from_secs(1)) },
+        );
+        stage.calls();
+        let frame = frame(stage, &mut asking, 1.0);
+        near(value(&frame, 0, MetricId::GpuPcieTxSampled), 3.0);
+        near(value(&frame, 0, MetricId::GpuPcieRxSampled), 1.0);
+        assert_eq!(stage.counts(), BTreeMap::from([("nvmlDeviceGetPcieThroughput".to_owned(), 2)]));
+    });
+}
+
+#[test]
+fn an_old_driver_gives_what_it_has_and_is_not_asked_twice_for_the_rest() {
+    on_stage(
+        "an_old_driver_gives_what_it_has_and_is_not_asked_twice_for_the_rest",
+        ready_scenario("old-driver"),
+        |stage| {
+            let mut reader = reader(stage.nvml(), settings());
+            stage.calls();
+            let first = frame(stage, &mut reader, 1.0);
+            near(value(&first, 0, MetricId::GpuMemoryUsed), 9216.0);
+            near(value(&first, 0, MetricId::GpuTemperature), 38.0);
+            near(value(&first, 0, MetricId::GpuPowerUsage), 231.0);
+            assert_eq!(reading(&first, 0, MetricId::GpuPcieRx), Some(Reading::Missing));
+            assert_eq!(reading(&first, 0, MetricId::GpuFanSpeed), Some(Reading::Missing));
+            let uses = processes(&first, 0);
+            assert_eq!(uses.iter().map(|one| one.pid).collect::<Vec<_>>(), [4_005_001, 4_005_002]);
+            assert_eq!((uses[0].memory, uses[0].sm), (Some(9100 * MIB), Some(82.0)));
+            assert_eq!(stage.counts().get("nvmlDeviceGetFanSpeed"), Some(&2));
+
+            let news = reader.news();
+            let said = |id| news.iter().filter(|one| one.device == Some(0) && one.metric == Some(id)).count();
+            assert_eq!((said(MetricId::GpuFanSpeed), said(MetricId::GpuPcieRx)), (1, 1));
+            assert!(news.iter().all(|one| one.reason == Reason::NotSupported), "{news:?}");
+
+            let second = frame(stage, &mut reader, 11.0);
+            assert_eq!(reading(&second, 0, MetricId::GpuPcieRx), Some(Reading::Missing));
+            assert_eq!(
+                reading(&second, 0, MetricId::GpuFanSpeed),
+                Some(Reading::Missing),
+                "due, and still unknown"
+            );
+            near(value(&second, 0, MetricId::GpuEnergy), 2310.0);
+            let counts = stage.counts();
+            assert_eq!(counts.get("nvmlDeviceGetFanSpeed"), None);
+            assert_eq!(counts.get("nvmlDeviceGetComputeRunningProcesses"), Some(&2));
+            assert_eq!(reader.news(), [], "said once");
+        },
+    );
+}
+
+#[test]
+fn without_field_values_the_older_calls_serve() {
+    let missing = |id: &str| (id.to_owned(), Counter::Signal(Signal::from("NOT_SUPPORTED")));
+    let scenario = machine(vec![
+        Gpu { fields: [missing("74"), missing("75"), missing("83")].into(), ..gpu() },
+        Gpu { energy: None, ..gpu() },
+    ]);
+    on_stage("without_field_values_the_older_calls_serve", scenario, |stage| {
+        let mut reader = reader(stage.nvml(), settings());
+        let first = frame(stage, &mut reader, 0.0);
+        near(value(&first, 0, MetricId::GpuEnergy), 0.0);
+        for second in 1..=4 {
+            let now = frame(stage, &mut reader, f64::from(second));
+            near(value(&now, 0, MetricId::GpuEnergy), 200.0 * f64::from(second));
+            near(value(&now, 0, MetricId::GpuThrottledPower), 25.0 * f64::from(second));
+            near(value(&now, 0, MetricId::GpuThrottledThermal), 50.0 * f64::from(second));
+            // Without any counter the integral of power stands under its own name.
+            assert_eq!(reading(&now, 1, MetricId::GpuEnergy), None);
+            let joules = value(&now, 1, MetricId::GpuEnergyFromPower);
+            assert!((joules - 200.0 * f64::from(second)).abs() < 1e-3, "{joules}");
+        }
+        stage.calls();
+        frame(stage, &mut reader, 5.0);
+        let counts = stage.counts();
+        assert_eq!(counts.get("nvmlDeviceGetTotalEnergyConsumption"), Some(&1));
+        assert_eq!(counts.get("nvmlDeviceGetViolationStatus"), Some(&2));
+    });
+}
+
+#[test]
+fn byte_counters_that_wrap_go_on() {
+    let wrapping = |rate: f64| {
+        Some(Counter::Rate(fake_nvml::Rate {
+            rate: rate.into(),
+            start: 0.0,
+            reset_at: vec![],
+            wrap: Some(4_294_967_296.0),
+        }))
+    };
+    let scenario = machine(vec![Gpu { pcie_tx: wrapping(1.5e9), pcie_rx: wrapping(1.0e9), ..gpu() }]);
+    on_stage("byte_counters_that_wrap_go_on", scenario, |stage| {
+        let mut reader = reader(stage.nvml(), settings());
+        for second in 0..12 {
+            let now = frame(stage, &mut reader, f64::from(second));
+            near(value(&now, 0, MetricId::GpuPcieTx), 1.5e9 / MIB as f64 * f64::from(second));
+            near(value(&now, 0, MetricId::GpuPcieRx), 1.0e9 / MIB as f64 * f64::from(second));
+        }
+        let news = reader.news();
+        let caveats = news.iter().filter(|one| one.reason.to_string().contains("wraps")).count();
+        assert_eq!(caveats, 1, "{news:?}");
+    });
+}
+
+#[test]
+fn energy_goes_on_after_a_counter_that_begins_anew() {
+    let energy = Energy::Counter(Counter::Rate(fake_nvml::Rate {
+        rate: 100.into(),
+        start: 5000.0,
+        reset_at: vec![2.5],
+        wrap: None,
+    }));
+    let scenario = machine(vec![Gpu { energy: Some(energy), ..gpu() }]);
+    on_stage("energy_goes_on_after_a_counter_that_begins_anew", scenario, |stage| {
+        let mut reader = reader(stage.nvml(), settings());
+        let joules: Vec<f64> = (0..5)
+            .map(|second| value(&frame(stage, &mut reader, f64::from(second)), 0, MetricId::GpuEnergy))
+            .collect();
+        assert_eq!(joules, [0.0, 100.0, 200.0, 200.0, 300.0]);
+    });
+}
+
+// ---- the reader: processes ----
+
+#[test]
+fn process_shares_are_of_the_time_since_the_last_look() {
+    let process =
+        |pid, sm: Signal| Process { sm: Some(sm), mem: Some(10.into()), ..Process::compute(pid, 100.0) };
+    let scenario = machine(vec![Gpu {
+        process: vec![
+            process(4_000_001, 60.into()),
+            // 4 billion per cent, as zombies have.
+            process(4_000_002, 4e9.into()),
+            Process::compute(4_000_003, 100.0),
+            Process { stamp_age: Some(100.0), ..process(4_000_004, 99.into()) },
+            Process { memory: None, ..process(4_000_005, 5.into()) },
+        ],
+        ..gpu()
+    }]);
+    on_stage("process_shares_are_of_the_time_since_the_last_look", scenario, |stage| {
+        let mut reader = reader(stage.nvml(), settings());
+        for at in [200.0, 202.0] {
+            let now = frame(stage, &mut reader, at);
+            let uses = processes(&now, 0);
+            let sm: Vec<_> = uses.iter().map(|one| one.sm).collect();
+            // Impossible is unknown; a process without a sample did nothing, which is measured; a stale sample is none.
+            assert_eq!(sm, [Some(60.0), None, Some(0.0), Some(0.0), Some(5.0)], "at {at}");
+            assert_eq!(uses[0].memory_utilization, Some(10.0));
+            assert_eq!(uses[4].memory, None);
+        }
+        assert_eq!(frame(stage, &mut reader, 203.0).devices[0].processes, None, "not due");
+        // The driver has no newer samples: nothing ran.
+        let idle = frame(stage, &mut reader, 202.0 + 2.0);
+        assert_eq!(processes(&idle, 0)[0].sm, Some(60.0));
+    });
+}
+
+#[test]
+fn an_idle_gpu_is_a_measured_zero_and_a_refusal_is_unknown() {
+    let scenario = Scenario {
+        fault: vec![Fault {
+            function: "nvmlDeviceGetProcessUtilization".to_owned(),
+            error: Some("NO_PERMISSION".to_owned()),
+            from: Some(5.0),
+            ..Fault::default()
+        }],
+        ..machine(vec![Gpu { process: vec![Process::compute(4_000_001, 100.0)], ..gpu() }])
+    };
+    on_stage("an_idle_gpu_is_a_measured_zero_and_a_refusal_is_unknown", scenario, |stage| {
+        let mut reader = reader(stage.nvml(), settings());
+        assert_eq!(processes(&frame(stage, &mut reader, 1.0), 0)[0].sm, Some(0.0));
+        assert_eq!(processes(&frame(stage, &mut reader, 6.0), 0)[0].sm, None);
+        let refusal = GpuNews {
+            device: Some(0),
+            metric: Some(MetricId::JobGpuSmUtilization),
+            reason: Reason::NoPermission,
+        };
+        assert!(reader.news().contains(&refusal));
+    });
+}
+
+// ---- the reader: what goes wrong ----
+
+#[test]
+fn a_refused_metric_is_retried_and_touches_no_other() {
+    let scenario = Scenario {
+        fault: vec![Fault {
+            function: "nvmlDeviceGetPowerUsage".to_owned(),
+            gpu: Some(1),
+            error: Some("NO_PERMISSION".to_owned()),
+            until: Some(3.0),
+            ..Fault::default()
+        }],
+        ..machine(vec![gpu(), gpu()])
+    };
+    on_stage("a_refused_metric_is_retried_and_touches_no_other", scenario, |stage| {
+        let mut reader = reader(stage.nvml(), settings());
+        for second in 0..3 {
+            let now = frame(stage, &mut reader, f64::from(second));
+            assert_eq!(reading(&now, 1, MetricId::GpuPowerUsage), Some(Reading::Missing));
+            near(value(&now, 1, MetricId::GpuTemperature), 40.0);
+            near(value(&now, 0, MetricId::GpuPowerUsage), 200.0);
+        }
+        near(value(&frame(stage, &mut reader, 3.0), 1, MetricId::GpuPowerUsage), 200.0);
+        let refused: Vec<_> =
+            reader.news().into_iter().filter(|one| one.metric == Some(MetricId::GpuPowerUsage)).collect();
+        let once =
+            GpuNews { device: Some(1), metric: Some(MetricId::GpuPowerUsage), reason: Reason::NoPermission };
+        assert_eq!(refused, [once]);
+    });
+}
+
+#[test]
+fn a_gpu_that_is_lost_is_missing_until_it_comes_back() {
+    let scenario = machine(vec![
+        Gpu {
+            lost_from: Some(2.5),
+            lost_until: Some(12.0),
+            process: vec![Process::compute(4_000_001, 1.0)],
+            ..gpu()
+        },
+        gpu(),
+    ]);
+    on_stage("a_gpu_that_is_lost_is_missing_until_it_comes_back", scenario, |stage| {
+        let mut reader = reader(stage.nvml(), settings());
+        for second in 0..3 {
+            near(value(&frame(stage, &mut reader, f64::from(second)), 0, MetricId::GpuTemperature), 40.0);
+        }
+        reader.news();
+        stage.calls();
+        for second in 3..12 {
+            let now = frame(stage, &mut reader, f64::from(second));
+            for id in [
+                MetricId::GpuTemperature,
+                MetricId::GpuMemoryUsed,
+                MetricId::GpuEnergy,
+                MetricId::GpuNvlinkRx,
+            ] {
+                assert_eq!(reading(&now, 0, id), Some(Reading::Missing), "{id:?} at {second}");
+            }
+            assert_eq!(reading(&now, 0, MetricId::GpuEnergyFromPower), None);
+            assert!(matches!(&now.devices[0].processes, None | Some(Err(Reason::GpuLost))));
+            near(value(&now, 1, MetricId::GpuTemperature), 40.0);
+        }
+        let calls = stage.calls();
+        let of_lost =
+            |(function, gpu): &&(String, Option<usize>)| *gpu == Some(0) && !function.contains("Handle");
+        assert_eq!(calls.iter().filter(of_lost).count(), 1, "the call that met the loss");
+        // At once, then every five seconds.
+        let searches = calls.iter().filter(|(function, _)| function == "nvmlDeviceGetHandleByUUID").count();
+        assert_eq!(searches, 2);
+        assert_eq!(reader.news(), [GpuNews { device: Some(0), metric: None, reason: Reason::GpuLost }]);
+
+        let seen = (12..20).find(|second| {
+            let now = frame(stage, &mut reader, f64::from(*second));
+            reading(&now, 0, MetricId::GpuTemperature) == Some(Reading::Value(40.0))
+        });
+        assert!(seen.is_some_and(|second| second <= 17), "{seen:?}");
+        let later = frame(stage, &mut reader, 21.0);
+        near(value(&later, 0, MetricId::GpuEnergy), 200.0 * 21.0);
+    });
+}
+
+#[test]
+fn a_reloaded_driver_is_opened_anew() {
+    let scenario = Scenario {
+        reload_at: vec![2.5],
+        fault: vec![Fault {
+            function: "nvmlInit_v2".to_owned(),
+            error: Some("DRIVER_NOT_LOADED".to_owned()),
+            from: Some(2.5),
+            until: Some(6.0),
+            ..Fault::default()
+        }],
+        ..machine(vec![gpu(), gpu()])
+    };
+    on_stage("a_reloaded_driver_is_opened_anew", scenario, |stage| {
+        let mut reader = reader(stage.nvml(), settings());
+        for second in 0..3 {
+            near(value(&frame(stage, &mut reader, f64::from(second)), 1, MetricId::GpuTemperature), 40.0);
+        }
+        reader.news();
+        let mut back = None;
+        for second in 3..20 {
+            let now = frame(stage, &mut reader, f64::from(second));
+            match (0..2).map(|device| reading(&now, device, MetricId::GpuTemperature)).collect::<Vec<_>>()[..]
+            {
+                [Some(Reading::Missing), Some(Reading::Missing)] => assert!(back.is_none()),
+                [Some(Reading::Value(_)), Some(Reading::Value(_))] => _ = back.get_or_insert(second),
+                ref other => panic!("{other:?}"),
+            }
+        }
+        assert!(back.is_some_and(|second| (6..=12).contains(&second)), "{back:?}");
+        let gone = |device| GpuNews { device: Some(device), metric: None, reason: Reason::DriverGone };
+        assert_eq!(reader.news(), [gone(0), gone(1)]);
+        assert!(reader.stop(PATIENCE));
+    });
+}
+
+#[test]
+fn a_hanging_call_costs_frames_and_nothing_else() {
+    let scenario = Scenario {
+        fault: vec![Fault {
+            function: "nvmlDeviceGetTemperatureV".to_owned(),
+            hang_while: Some("hang".into()),
+            ..Fault::default()
+        }],
+        ..machine(vec![gpu()])
+    };
+    on_stage("a_hanging_call_costs_frames_and_nothing_else", scenario, |stage| {
+        let mut one = reader(stage.nvml(), settings());
+        near(value(&frame(stage, &mut one, 0.0), 0, MetricId::GpuTemperature), 40.0);
+        std::fs::write(stage.file("hang"), "").unwrap();
+        one.request(mono(1.0));
+        assert!(one.take(Duration::ZERO).is_none());
+        one.request(mono(2.0));
+        assert!(one.take(Duration::ZERO).is_none());
+        std::fs::remove_file(stage.file("hang")).unwrap();
+        let late = one.take(PATIENCE).unwrap();
+        assert!(late.at >= mono(1.0));
+        near(value(late, 0, MetricId::GpuTemperature), 40.0);
+        // Whichever request was begun, the youngest one is served.
+        one.request(mono(3.0));
+        assert!(one.take(PATIENCE).unwrap().at >= mono(3.0));
+
+        // A thread that hangs for good is left behind, and the process still ends.
+        stage.calls();
+        std::fs::write(stage.file("hang"), "").unwrap();
+        one.request(mono(4.0));
+        while !stage.calls().iter().any(|(function, _)| function == "nvmlDeviceGetTemperatureV") {
+            std::thread::yield_now();
+        }
+        assert!(!one.stop(Duration::from_millis(1)));
+        assert!(!stage.calls().iter().any(|(function, _)| function == "nvmlShutdown"));
+    });
+}
+
+#[test]
+fn a_stopped_reader_has_shut_the_driver_down() {
+    on_stage("a_stopped_reader_has_shut_the_driver_down", machine(vec![gpu()]), |stage| {
+        let library = stage.library();
+        let open = move || {
+            let nvml = Nvml::open(Some(&library))?;
+            let devices = nvml.identities()?.into_iter().map(Arc::new).collect();
+            Ok((nvml, devices))
+        };
+        let mut reader = GpuReader::launch(open, settings()).unwrap();
+        assert_eq!(reader.ready(PATIENCE).unwrap().unwrap().len(), 1);
+        reader.request(mono(1.0));
+        assert!(reader.stop(PATIENCE));
+        assert_eq!(
+            stage.calls().last().map(|(function, _)| function.clone()).as_deref(),
+            Some("nvmlShutdown")
+        );
+    });
+}
