@@ -254,13 +254,20 @@ impl Page<'_> {
              <div class=\"panels\">\n",
         )?;
         let (width, left, right) = match report.parts.len() {
-            0..=2 => (580, 92, 62),
-            3 => (440, 84, 58),
-            _ => (380, 78, 0),
+            0..=2 => (580, 92, 66),
+            3 => (440, 84, 62),
+            _ => (380, 78, 12),
         };
         let shared = shared_span(report);
         for panel in drawn {
-            write!(out, "<section class=\"panel\"><h3>{}</h3><p>{}</p>", panel.title(), panel.key())?;
+            let whole = panel == Panel::Tags;
+            write!(
+                out,
+                "<section class=\"panel{}\"><h3>{}</h3><p>{}</p>",
+                if whole { " whole" } else { "" },
+                panel.title(),
+                panel.key()
+            )?;
             write!(out, "<div class=\"row\" style=\"--least:{}px\">", (f64::from(width) * 0.78) as i32)?;
             let tops = Tops::of(report);
             for part in &report.parts {
@@ -269,7 +276,11 @@ impl Page<'_> {
                     write!(out, "<figcaption>{}</figcaption>", escape(&part.label))?;
                 }
                 let span = shared.unwrap_or_else(|| part.span()).max(1000);
-                let frame = Frame { width, left, right, start: part.start(), span };
+                let mut frame = Frame { width, left, right, start: part.start(), span };
+                if whole && !self.many {
+                    // One run has the whole width for its tags.
+                    (frame.width, frame.left, frame.right) = (1200, 160, 14);
+                }
                 self.chart(out, &frame, part, panel, &tops)?;
                 out.write_str("</figure>\n")?;
             }
@@ -365,13 +376,14 @@ impl Tops {
         let parts = || report.parts.iter();
         let devices = || parts().flat_map(|p| &p.devices);
         let largest = |values: &mut dyn Iterator<Item = Option<f64>>| values.flatten().fold(0.0, f64::max);
-        let power = largest(&mut devices().flat_map(|d| [d.power_limit, d.power.curve.max()]));
+        let power = largest(&mut devices().map(|d| d.power.curve.max()));
+        let limit = largest(&mut devices().map(|d| d.power_limit));
         let steps = largest(&mut parts().flat_map(|p| &p.steps).flat_map(|s| {
             // One slow step (a checkpoint, a compilation) must not flatten all the others.
             [typical_top(&s.intra_curve), typical_top(&s.inter_curve)]
         }));
         Self {
-            power: if power > 0.0 { power } else { 100.0 },
+            power: if power > limit || limit == 0.0 { round_top(power) } else { limit },
             temperature: round_top(largest(&mut devices().map(|d| d.temperature.curve.max()))).max(100.0),
             cores: round_top(largest(&mut parts().map(|p| p.job_cpu.curve.max())) / 100.0).max(0.1),
             rss_gib: round_top(largest(&mut parts().map(|p| p.job_rss.curve.max())) / 1024.0).max(0.001),
@@ -449,6 +461,7 @@ fn gpu_strip<'a>(place: usize, device: &'a Device, panel: Panel, tops: &Tops) ->
         lines: Vec::new(),
         limit: None,
         held: Vec::new(),
+ whole: false,
         figures: Default::default(),
     };
     match panel {
@@ -498,6 +511,7 @@ fn whole_strip<'a>(
         lines: vec![line(series, scale)],
         limit: None,
         held: Vec::new(),
+ whole: false,
         figures: figures(&series.figures, scale, unit),
     }
 }
@@ -505,7 +519,10 @@ fn whole_strip<'a>(
 fn job_strips<'a>(part: &'a Part, tops: &Tops) -> Vec<Strip<'a>> {
     let mut strips = Vec::new();
     if !part.job_cpu.curve.is_empty() {
-        strips.push(whole_strip("CPU", "cores", "job", &part.job_cpu, 0.01, tops.cores));
+        let mut strip = whole_strip("CPU", "cores", "job", &part.job_cpu, 0.01, tops.cores);
+        // The name at the left says the unit already.
+        strip.figures = figures(&part.job_cpu.figures, 0.01, "");
+        strips.push(strip);
     }
     if !part.job_rss.curve.is_empty() {
         // Small jobs read better in MiB.
@@ -516,7 +533,9 @@ fn job_strips<'a>(part: &'a Part, tops: &Tops) -> Vec<Strip<'a>> {
         strips.push(whole_strip("memory", unit, "job", &part.job_rss, scale, top));
     }
     if !part.job_processes.curve.is_empty() {
-        strips.push(whole_strip("processes", "", "job", &part.job_processes, 1.0, tops.processes));
+        let mut strip = whole_strip("processes", "", "job", &part.job_processes, 1.0, tops.processes);
+        strip.whole = true;
+        strips.push(strip);
     }
     strips
 }
@@ -544,6 +563,7 @@ fn step_strips<'a>(part: &'a Part, tops: &Tops) -> Vec<Strip<'a>> {
                 lines,
                 limit: None,
                 held: Vec::new(),
+ whole: false,
                 figures: [
                     known(steps.mean(), words::millis),
                     known(longest, |v| format!("max {}", words::number(rounded(v)))),
@@ -571,9 +591,10 @@ fn scalar_strips(part: &Part) -> Vec<Strip<'_>> {
                 lines: vec![line(&scalar.series, 1.0)],
                 limit: None,
                 held: Vec::new(),
+ whole: false,
                 figures: [
-                    known(figures.last, |v| format!("last {}", words::number(v))),
-                    known(figures.min, |v| format!("min {}", words::number(v))),
+                    known(figures.last, |v| format!("last {}", words::brief(v))),
+                    known(figures.min, |v| format!("min {}", words::brief(v))),
                 ],
             }
         })

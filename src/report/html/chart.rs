@@ -80,6 +80,8 @@ pub(super) struct Strip<'a> {
     pub(super) limit: Option<f64>,
     /// Marked at the foot where above zero.
     pub(super) held: Vec<&'a Curve>,
+    /// Counts have no halves.
+    pub(super) whole: bool,
     /// The two lines at the right: mean and maximum.
     pub(super) figures: [String; 2],
 }
@@ -242,7 +244,10 @@ fn value_axis(
     y: &impl Fn(f64) -> i64,
 ) -> fmt::Result {
     let about = usize::try_from(height / 24).unwrap_or(1).clamp(1, 4);
-    let ticks = axis::values(strip.bottom, strip.top, about);
+    let mut ticks = axis::values(strip.bottom, strip.top, about);
+    if strip.whole {
+        ticks.retain(|value| value.fract() == 0.0);
+    }
     let mut grid = String::new();
     // From the top down, so that the scale's own end is always named.
     let mut above: Option<i64> = None;
