@@ -28,7 +28,8 @@ mod mark;
 mod notice;
 mod picked;
 mod record;
-mod recover;
+pub mod recover;
+mod report;
 mod select;
 mod status;
 mod targets;
@@ -91,11 +92,14 @@ fn other(command: Command, notices: &Notices) -> ExitCode {
             }
         }
         Command::Export(args) => export_logs(args, &mut out, notices),
+        Command::Report(args) => {
+            drop(out);
+            report::run(&args, notices)
+        }
         Command::Status(args) => status::run(&args, &mut out, notices),
         Command::Tag(args) => mark::run(args.meaning(), notices),
         Command::Step(args) => mark::run(Ok(args.meaning()), notices),
         Command::Log(args) => mark::run(args.meaning(), notices),
-        _ => Exit::Failed.into(),
     }
 }
 

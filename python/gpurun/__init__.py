@@ -79,12 +79,7 @@ class tag:  # noqa: N801 - reads as a statement: ``with gpurun.tag("train"):``
         self._spans: List[Optional[int]] = []
 
     def __enter__(self) -> "tag":
-        name = self._name
-        if not _is_tag(name):
-            _client.warn_once(f"tag {name!r}", "%r cannot be a tag; it is ignored", name)
-            self._spans.append(None)
-        else:
-            self._spans.append(_client.begin(name))
+        self._spans.append(_client.begin(self._name))
         return self
 
     def __exit__(
@@ -121,18 +116,6 @@ class tag:  # noqa: N801 - reads as a statement: ``with gpurun.tag("train"):``
                     return function(*args, **kwargs)
 
         return wrapper
-
-
-def _is_tag(name: object) -> bool:
-    try:
-        return (
-            isinstance(name, str)
-            and 0 < len(name.encode("utf-8")) <= 128
-            and "/" not in name
-            and not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name)
-        )
-    except UnicodeError:
-        return False
 
 
 class step:  # noqa: N801 - reads as a statement

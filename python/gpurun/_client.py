@@ -31,6 +31,9 @@ MAX_REST = 256 * 1024
 #: Requests that may stay unanswered before new ones are given up at once.
 MAX_UNANSWERED = 4
 
+#: Names that are kept in the form in which they are sent.
+MAX_NAMES = 1024
+
 #: Seconds that connecting may take.
 CONNECT_TIMEOUT = 0.5
 
@@ -39,6 +42,19 @@ RANK_VARIABLES = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _NEW, _ACTIVE, _INACTIVE = 0, 1, 2
 
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+def is_tag(name: object) -> bool:
+    """Whether a tag may have this name: one level, no control characters, at most 128 bytes."""
+    try:
+        return (
+            isinstance(name, str)
+            and 0 < len(name.encode("utf-8")) <= 128
+            and "/" not in name
+            and not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name)
+        )
+    except UnicodeError:
+        return False
 
 
 def rank_of_environment() -> Optional[int]:
@@ -77,6 +93,7 @@ class Client:
         self._last_step = 0
         self._first_of_epoch = True
         self._warned: set = set()
+        self._names: Dict[Any, bytes] = {}
         #: Messages that were not sent because gpurun did not read fast enough.
         self.dropped = 0
 
@@ -203,17 +220,33 @@ class Client:
         """Begins a tag; gives the number that ends exactly this one."""
         if self._state != _ACTIVE and not self.active:
             return None
-        now = time.monotonic_ns()
         try:
+            name = self._names.get(tag) or self._tag(tag)
+            if not name:
+                return None
             with self._sending:
                 self._next += 1
                 span = self._next
-            message = {"op": "begin", "tag": tag, "span": span, "t": now}
-            sent = self.send(json.dumps(message).encode() + b"\n")
-            return span if sent else None
+            line = b'{"op":"begin","tag":%s,"span":%d,"t":%d}\n' % (name, span, time.monotonic_ns())
+            return span if self.send(line) else None
         except Exception as error:  # noqa: BLE001
             logger.debug("a tag was not begun: %s", error)
             return None
+
+    def _tag(self, tag: object) -> Optional[bytes]:
+        if not is_tag(tag):
+            self.warn_once(f"tag {tag!r}", "%r cannot be a tag; it is ignored", tag)
+            return None
+        return self._name(str(tag))
+
+    def _name(self, name: str) -> bytes:
+        """A name as JSON; made once, as the same few names come with every step."""
+        known = self._names.get(name)
+        if known is None:
+            known = json.dumps(name).encode()
+            if len(self._names) < MAX_NAMES:
+                self._names[name] = known
+        return known
 
     def end(self, span: Optional[int]) -> None:
         """Ends the tag that :meth:`begin` gave the number of, and every tag begun inside it."""
@@ -265,7 +298,7 @@ class Client:
             return
         now = time.monotonic_ns()
         try:
-            kept: Dict[str, float] = {}
+            kept: List[bytes] = []
             for name, value in values.items():
                 try:
                     number = float(value)
@@ -274,14 +307,12 @@ class Client:
                     continue
                 # Neither NaN nor an infinity.
                 if number - number == 0.0:
-                    kept[str(name)] = number
-            items = list(kept.items())
-            for start in range(0, len(items), MAX_VALUES):
-                message: Dict[str, Any] = {"op": "log", "t": now}
-                if step is not None:
-                    message["step"] = int(step)
-                message["values"] = dict(items[start : start + MAX_VALUES])
-                line = json.dumps(message).encode() + b"\n"
+                    kept.append(b"%s:%s" % (self._name(str(name)), repr(number).encode()))
+            head = b'{"op":"log","t":%d' % now
+            if step is not None:
+                head += b',"step":%d' % int(step)
+            for start in range(0, len(kept), MAX_VALUES):
+                line = head + b',"values":{%s}}\n' % b",".join(kept[start : start + MAX_VALUES])
                 if len(line) > MAX_LINE:
                     self.warn_once("long", "gpurun.log drops a message of %d bytes", len(line))
                     self.dropped += 1

@@ -4,7 +4,8 @@
 same name in Lightning 1.x and luxonis-train. It logs to the trainer's logger **and** marks steps and epochs
 for gpurun. What differs, on purpose:
 
-* Nothing is spawned: values come from the running gpurun, asked for while the batch computes.
+* Nothing is spawned: values come from the running gpurun, asked for while the batch computes, at
+  most ten times a second.
 * A value that is unknown (a fan on a passively cooled card, utilisation of a MIG slice) is left out; the
   older callbacks log a true-looking 0.0.
 * Utilisation is the mean of gpurun's current window, not one read at the moment when the GPU is most likely idle.
@@ -53,8 +54,14 @@ _TEMPERATURE = [
     ("temperature.memory - \N{DEGREE SIGN}C", "memory_temperature (C)", "last"),
 ]
 
-#: Seconds that a hook waits for an answer that was asked for earlier.
+#: Seconds that a hook waits for an answer when it has none that is recent.
 _PATIENCE = 0.05
+
+#: An answer of this age in seconds still stands for now: gpurun itself samples once a second by default.
+_RECENT = 1.0
+
+#: An answer younger than this in seconds is not asked for again.
+_FRESH = 0.1
 
 
 class GPUStatsMonitor(_Callback):  # type: ignore[misc,valid-type]
@@ -90,6 +97,7 @@ class GPUStatsMonitor(_Callback):  # type: ignore[misc,valid-type]
         self._progress = Progress()
         self._device_ids: List[int] = []
         self._asked: Optional[int] = None
+        self._latest: Tuple[float, Dict[str, Any]] = (float("-inf"), {})
         self._began: Optional[float] = None
         self._ended: Optional[float] = None
         self._last_step: Optional[int] = None
@@ -194,16 +202,25 @@ class GPUStatsMonitor(_Callback):  # type: ignore[misc,valid-type]
         """Asks gpurun ahead, so that no hook has to wait for the answer."""
         if not self._wanted() or not self._device_ids:
             return
-        client.take(self._asked)
+        if self._asked is not None or time.monotonic() - self._latest[0] < _FRESH:
+            return
         metrics = [metric for _, metric, _ in self._wanted()]
         self._asked = client.request("snapshot", parts=["gpus"], metrics=metrics)
 
     def _values(self, keys: List[Tuple[str, str, str]]) -> Dict[str, float]:
-        asked, self._asked = self._asked, None
-        if not keys or asked is None:
+        if not keys or not self._device_ids or not client.active:
             return {}
-        answer = client.wait(asked, _PATIENCE)
-        return _name_values(answer, self._device_ids, keys) if answer else {}
+        now = time.monotonic()
+        if self._asked is not None:
+            recent = now - self._latest[0] < _RECENT
+            answer = client.wait(self._asked, 0.0 if recent else _PATIENCE)
+            if answer is not None:
+                self._latest = (now, answer)
+            if answer is not None or not recent:
+                self._asked = None
+        if now - self._latest[0] < _RECENT:
+            return _name_values(self._latest[1], self._device_ids, keys)
+        return {}
 
     def _write(self, trainer: Any, logs: Dict[str, float]) -> None:
         if logs:

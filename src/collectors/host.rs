@@ -153,7 +153,12 @@ impl HostReader {
     }
 
     /// Reads everything that `wants` asks for, at `now`, and hands each reading to `give`.
-    pub fn read(&mut self, now: Mono, wants: impl Fn(MetricId) -> bool, mut give: impl FnMut(MetricId, Reading)) {
+    pub fn read(
+        &mut self,
+        now: Mono,
+        wants: impl Fn(MetricId) -> bool,
+        mut give: impl FnMut(MetricId, Reading),
+    ) {
         use MetricId as M;
         let any = |ids: &[MetricId]| ids.iter().any(|id| wants(*id));
         if wants(M::HostCpuPercent) {

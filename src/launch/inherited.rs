@@ -5,7 +5,7 @@
 
 use std::sync::OnceLock;
 
-use super::signals::SignalSet;
+use super::signals::{SignalSet, is_ignored};
 
 /// The state at entry that the job gets back.
 #[derive(Clone, Debug)]
@@ -45,15 +45,8 @@ pub fn inherited() -> &'static Inherited {
 
 fn look() -> Inherited {
     let mut ignored = SignalSet::EMPTY;
-    for signal in SignalSet::all_numbers() {
-        // SAFETY: `sigaction` with a null new action only fills `old`, which is plain data of its type.
-        let is_ignored = unsafe {
-            let mut old: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(signal, std::ptr::null(), &mut old) == 0 && old.sa_sigaction == libc::SIG_IGN
-        };
-        if is_ignored {
-            ignored.insert(signal);
-        }
+    for signal in SignalSet::all_numbers().filter(|s| is_ignored(*s)) {
+        ignored.insert(signal);
     }
     // SAFETY: F_GETFD only reads the flags of a descriptor number and fails on a closed one.
     let closed = |fd: i32| unsafe { libc::fcntl(fd, libc::F_GETFD) } == -1;

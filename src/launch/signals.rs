@@ -179,15 +179,41 @@ pub(super) fn set_default(signal: i32) -> bool {
     set_disposition(signal, libc::SIG_DFL)
 }
 
+/// The kernel's own `struct sigaction`, the same on x86-64 and aarch64. libc's call refuses the two signals
+/// that libc keeps for its threads; their dispositions are the job's all the same.
+#[repr(C)]
+#[derive(Default)]
+struct KernelAction {
+    handler: usize,
+    flags: libc::c_ulong,
+    restorer: usize,
+    mask: u64,
+}
+
+/// The size of the kernel's signal set, which it wants to hear.
+const KERNEL_SET: usize = size_of::<u64>();
+
 /// Sets `SIG_DFL` or `SIG_IGN`. Async-signal-safe: used between fork and exec.
 pub(super) fn set_disposition(signal: i32, action: libc::sighandler_t) -> bool {
-    // SAFETY: the action is SIG_DFL or SIG_IGN in a zeroed structure (no flags, empty mask), so no handler
-    // of ours ever runs.
+    let new = KernelAction { handler: action, ..KernelAction::default() };
+    let none = std::ptr::null_mut::<KernelAction>();
+    // SAFETY: the action is SIG_DFL or SIG_IGN without flags, so no handler of ours ever runs; the kernel
+    // reads one structure of its own layout.
     unsafe {
-        let mut new: libc::sigaction = std::mem::zeroed();
-        new.sa_sigaction = action;
-        libc::sigaction(signal, &new, std::ptr::null_mut()) == 0
+        libc::syscall(libc::SYS_rt_sigaction, libc::c_long::from(signal), &raw const new, none, KERNEL_SET)
+            == 0
     }
+}
+
+/// Whether a signal is ignored now.
+pub(super) fn is_ignored(signal: i32) -> bool {
+    let mut old = KernelAction::default();
+    let none = std::ptr::null::<KernelAction>();
+    // SAFETY: changes nothing; the kernel fills one structure of its own layout.
+    let known = unsafe {
+        libc::syscall(libc::SYS_rt_sigaction, libc::c_long::from(signal), none, &raw mut old, KERNEL_SET) == 0
+    };
+    known && old.handler == libc::SIG_IGN
 }
 
 /// The usual name: `SIGTERM`, `SIGRTMIN+3`, or `signal 32` for a number without one.

@@ -206,7 +206,9 @@ pub fn spawn(command: &JobCommand, hold: SignalHold) -> Result<Launcher, LaunchE
     // thread could block. A vfork would deadlock with Ctrl-Z: the stopped child never reaches exec.
     // SAFETY: without CLONE_VM and with a null stack this is fork. The child runs only `in_child`, which
     // makes system calls on memory prepared above and never returns.
-    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(libc::SIGCHLD), 0, 0, 0, 0) };
+    let none: libc::c_long = 0;
+    let pid =
+        unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(libc::SIGCHLD), none, none, none, none) };
     if pid == 0 {
         in_child(&mut prepared, inherited(), report_child.as_raw_fd());
     }

@@ -151,6 +151,9 @@ pub(super) fn leftover(pid: i32) -> Option<Leftover> {
     Some(Leftover { pid, command, start_ticks: stat.start_ticks })
 }
 
+/// No flags, or a null pointer, as wide as the kernel reads it.
+const NONE: libc::c_long = 0;
+
 /// A process held by a descriptor, so that a signal can never hit another one that got its number.
 #[derive(Debug)]
 pub(super) struct Held {
@@ -163,7 +166,7 @@ impl Held {
     /// Holds `pid` if it is alive and a descendant of `root`.
     pub(super) fn new(pid: i32, root: i32) -> Option<Held> {
         // SAFETY: opens a descriptor for a process; owned below when it is one.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::c_long::from(pid), 0) };
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::c_long::from(pid), NONE) };
         let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0);
         // SAFETY: just opened, nobody else owns it.
         let fd = fd.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
@@ -184,7 +187,7 @@ impl Held {
             Some(fd) => unsafe {
                 let fd = libc::c_long::from(fd.as_raw_fd());
                 let signal = libc::c_long::from(signal);
-                libc::syscall(libc::SYS_pidfd_send_signal, fd, signal, 0, 0) == 0
+                libc::syscall(libc::SYS_pidfd_send_signal, fd, signal, NONE, NONE) == 0
             },
             // SAFETY: sends a signal to the process that was just seen to be the same one.
             None => self.alive() && unsafe { libc::kill(self.pid, signal) } == 0,

@@ -189,7 +189,7 @@ pub(super) fn ending(part: &Part, describes: bool) -> String {
             Some(name) => format!("killed by {name} ({signal})"),
             None => format!("killed by signal {signal}"),
         },
-        None if !describes => "not in a CSV file".to_owned(),
+        None if !describes => UNKNOWN.to_owned(),
         None if part.about.end_us.is_some() => "recorded, not launched".to_owned(),
         None => "unknown: the log was not finished".to_owned(),
     }

@@ -185,6 +185,7 @@ impl Series {
                 }
                 let held = before.and_then(|point| Some((point.at, self.rate?)));
                 let Some(point) = before.filter(|point| at - point.at <= self.limit) else {
+                    self.rate = None;
                     return Step::Base { held, fell: false };
                 };
                 // Totals that are sums of many may wobble in their last digits.
@@ -277,11 +278,11 @@ impl Series {
                 acc.miss(1);
             }
             Step::Rate { from, rate } => {
-                let from = from.max(start);
-                if at > from {
-                    acc.cover(rate, at - from);
+                // A rate that ends where the span begins is all of the time before it.
+                if at > start {
+                    acc.cover(rate, at - from.max(start));
+                    acc.read(rate);
                 }
-                acc.read(rate);
             }
             Step::Base { fell, .. } => acc.miss(u32::from(fell)),
             Step::CounterMissing => acc.miss(1),
@@ -290,10 +291,13 @@ impl Series {
     }
 
     /// Counts a step for a span `[start, end)` that is over but was waiting for it.
-    pub(super) fn feed_ended(&self, acc: &mut Acc, step: Step, start: u64, end: u64) {
+    pub(super) fn feed_ended(&self, acc: &mut Acc, step: Step, at: u64, start: u64, end: u64) {
         match step {
             Step::Rate { from, rate } if from < end => {
                 hold(acc, from.max(start), end, start == end, rate);
+                if at == end && end > start {
+                    acc.read(rate);
+                }
             }
             Step::Base { held: Some((from, rate)), .. }
                 if from < end && acc.last.is_nan() && end - from <= self.limit =>

@@ -284,6 +284,14 @@ impl Fold {
         }
     }
 
+    /// How much is kept: events, spans, spare buffers, names.
+    #[cfg(test)]
+    pub(super) fn footprint(&self) -> [usize; 7] {
+        let spans = self.open.iter().chain(&self.ended).map(|span| span.accs.len()).sum();
+        let (open, ended) = (self.open.len(), self.ended.len());
+        [self.queue.footprint(), spans, open, ended, self.spare.len(), self.ordinals.len(), self.table.len()]
+    }
+
     /// Active nanoseconds at an instant not before the last change.
     fn active(&self, at: Mono) -> u64 {
         let at = self.suspended.map_or(at, |since| since.min(at));
@@ -381,7 +389,12 @@ impl Fold {
             What::Suspend => {
                 if self.suspended.is_none() {
                     self.suspended = Some(at);
-                    for series in self.table.iter_mut().flatten() {
+                    for (index, series) in self.table.iter_mut().enumerate() {
+                        let Some(series) = series else { continue };
+                        for span in self.ended.iter_mut().filter(|span| !span.bare) {
+                            let to = span.to;
+                            series.settle_rate(span.acc(index), to);
+                        }
                         series.suspend();
                     }
                 }
@@ -428,7 +441,7 @@ impl Fold {
         if matches!(step, Step::Rate { .. } | Step::Base { .. }) {
             for span in self.ended.iter_mut().filter(|span| !span.bare) {
                 let (from, to) = (span.from, span.to);
-                series.feed_ended(span.acc(index), step, from, to);
+                series.feed_ended(span.acc(index), step, now, from, to);
             }
         }
         series.read_at(now);
@@ -695,5 +708,6 @@ fn batch_shell(span: &Span, ordinal: u64, clock: ClockPair) -> WindowBatch {
 }
 
 fn seconds(nanos: u64) -> f64 {
-    Duration::from_nanos(nanos).as_secs_f64()
+    // One division rounds once; `Duration::as_secs_f64` rounds twice.
+    nanos as f64 / 1e9
 }

@@ -88,6 +88,12 @@ impl Queue {
         if first < horizon || (inclusive && first == horizon) { self.events.pop_front() } else { None }
     }
 
+    /// How much is kept: events, spare buffers and their room.
+    #[cfg(test)]
+    pub(super) fn footprint(&self) -> usize {
+        self.events.len() + self.spare.len() + self.spare.iter().map(Vec::capacity).sum::<usize>()
+    }
+
     /// Nothing happens later than now: stamps from the future become `now`.
     pub(super) fn cap(&mut self, now: Mono) {
         let mut capped = false;

@@ -31,7 +31,7 @@ pub(super) struct Span {
     pub(super) bare: bool,
     pub(super) accs: Vec<Acc>,
     /// Rows of series that ended in the span.
-    ended: Vec<(Arc<SeriesInfo>, Acc)>,
+    ended: Vec<(usize, Arc<SeriesInfo>, Acc)>,
     pub(super) points: PointTable,
     /// Scalars of other ranks than the span's own; only periodic windows have these.
     pub(super) others: Vec<(Option<i32>, PointTable)>,
@@ -142,7 +142,7 @@ impl Span {
         };
         series.settle_rate(&mut acc, to);
         if acc.is_touched() || series.is_born_before(to) {
-            self.ended.push((Arc::clone(&series.info), acc));
+            self.ended.push((index, Arc::clone(&series.info), acc));
         }
         if let Some(slot) = self.accs.get_mut(index) {
             *slot = Acc::default();
@@ -153,8 +153,18 @@ impl Span {
     pub(super) fn rows(&self, table: &Table, labels: &Labels, as_of: Option<u64>) -> Vec<Row> {
         let mut rows = Vec::with_capacity(table.len() + self.ended.len() + self.extra.len());
         let to = as_of.unwrap_or(self.to);
+        // A number that was used again stands for several series: the earlier ones come first.
+        let mut ended: Vec<_> = self.ended.iter().collect();
+        ended.sort_by_key(|(index, ..)| *index);
+        let mut ended = ended.into_iter().peekable();
+        let mut earlier = |rows: &mut Vec<Row>, until: usize| {
+            while let Some((_, info, acc)) = ended.next_if(|(index, ..)| *index <= until) {
+                rows.push(Row { series: Arc::clone(info), stats: acc.stats() });
+            }
+        };
         let series = if self.bare { &[][..] } else { &table[..] };
         for (index, series) in series.iter().enumerate() {
+            earlier(&mut rows, index);
             let Some(series) = series else { continue };
             let mut acc = self.accs.get(index).copied().unwrap_or_default();
             if as_of.is_some() {
@@ -165,9 +175,7 @@ impl Span {
                 rows.push(Row { series: Arc::clone(&series.info), stats: acc.stats() });
             }
         }
-        for (info, acc) in &self.ended {
-            rows.push(Row { series: Arc::clone(info), stats: acc.stats() });
-        }
+        earlier(&mut rows, usize::MAX);
         rows.extend(self.extra.iter().cloned());
         rows.extend(labels.rows(&self.points));
         rows
