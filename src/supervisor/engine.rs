@@ -68,6 +68,9 @@ pub enum ToEngine {
     Wake,
 }
 
+/// What a library user hears of each window of the root tag.
+pub(super) type OnWindow = Box<dyn FnMut(&WindowBatch) + Send>;
+
 /// What the engine is to do.
 pub struct EngineSettings {
     /// The logging options as meant.
@@ -83,7 +86,7 @@ pub struct EngineSettings {
     /// What is known about the run; devices, driver and series are filled in here.
     pub run: RunInfo,
     /// Called with each window of the root tag (the library's callback).
-    pub on_window: Option<Box<dyn FnMut(&WindowBatch) + Send>>,
+    pub on_window: Option<OnWindow>,
     /// Where messages to the user go.
     pub notices: Notices,
 }
@@ -229,7 +232,7 @@ struct Running {
     run: RunInfo,
     run_shared: Option<Arc<RunInfo>>,
     totals: Totals,
-    on_window: Option<Box<dyn FnMut(&WindowBatch) + Send>>,
+    on_window: Option<OnWindow>,
     notices: Notices,
     dropped_said: bool,
     suspended: bool,
