@@ -29,7 +29,7 @@ mod mark;
 mod notice;
 mod picked;
 mod record;
-mod recover;
+pub mod recover;
 mod report;
 mod select;
 mod status;
