@@ -377,7 +377,8 @@ pub struct Ended {
 ///
 /// It is nvitop's `ResourceMetricCollector` with true numbers: every window and every tag has the
 /// statistics of its own time, means are weighted by time, and what is unknown is absent instead of 0.
-/// Dropping it ends the open tags, writes the last window and joins its threads.
+/// Dropping it ends the open tags, writes the last window, finishes the logs and joins the sampling thread
+/// and that of the callback.
 ///
 /// ```
 /// use std::time::Duration;

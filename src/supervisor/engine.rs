@@ -210,6 +210,14 @@ impl Engine {
     }
 }
 
+/// The instant that a sample stands for: its deadline, where it is at most a hundredth of an interval late.
+///
+/// Windows begin at deadlines. Read a moment later, the first value of a window would leave that moment to
+/// the value before it, and every window's min and max would have a value of the window before.
+fn instant(now: Mono, due: Due, interval: Duration) -> Mono {
+    if due.late <= interval / 100 { now - due.late } else { now }
+}
+
 /// The engine's own state, on its thread.
 struct Running {
     logging: Logging,
@@ -406,6 +414,7 @@ impl Running {
         };
         sampler.sample(now, due, frame, &mut self.sample, &mut self.changes);
         self.apply_changes(now);
+        self.sample.at = instant(now, due, self.logging.interval);
         self.fold.sample(&self.sample);
     }
 
@@ -617,5 +626,20 @@ impl Running {
             self.out.take().map(|out| out.finish(end.clone(), WRITERS_PATIENCE)).unwrap_or_default();
         let run = self.run_shared.take().unwrap_or_else(|| Arc::new(self.run.clone()));
         EngineEnd { totals: self.totals, run, end, reports }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_that_is_a_moment_late_stands_for_its_deadline() {
+        let second = Duration::from_secs(1);
+        let late = |millis| Due { late: Duration::from_millis(millis), skipped: 0 };
+        let now = Mono(10_010_000_000);
+        assert_eq!(instant(now, late(10), second), Mono(10_000_000_000));
+        assert_eq!(instant(now, late(11), second), now);
+        assert_eq!(instant(now, Due::unscheduled(), second), now);
     }
 }
