@@ -204,11 +204,11 @@ pub fn spawn(command: &JobCommand, hold: SignalHold) -> Result<Launcher, LaunchE
     let (signals, (report, report_child)) = hold.into_parts();
     // Plain clone instead of libc's fork: no atfork handlers, which a driver library that hangs in another
     // thread could block. A vfork would deadlock with Ctrl-Z: the stopped child never reaches exec.
+    let none: libc::c_long = 0;
+    let flags = libc::c_long::from(libc::SIGCHLD);
     // SAFETY: without CLONE_VM and with a null stack this is fork. The child runs only `in_child`, which
     // makes system calls on memory prepared above and never returns.
-    let none: libc::c_long = 0;
-    let pid =
-        unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(libc::SIGCHLD), none, none, none, none) };
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, none, none, none, none) };
     if pid == 0 {
         in_child(&mut prepared, inherited(), report_child.as_raw_fd());
     }
