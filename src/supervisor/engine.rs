@@ -58,8 +58,6 @@ const MARK_SLACK: Duration = Duration::from_millis(300);
 pub enum ToEngine {
     /// Something came in over the job's socket.
     Control(ControlEvent),
-    /// A library user marks a tag.
-    Mark(crate::model::mark::Mark, SyncSender<Result<(), String>>),
     /// A library user collects the innermost tag of a stack.
     Collect(crate::model::id::StackId, SyncSender<crate::windowing::Collected>),
     /// The job was stopped at this instant.
@@ -561,13 +559,11 @@ impl Running {
                 reply.send(control::reply::snapshot(&self.run, &batch));
             }
             ToEngine::Control(ControlEvent::Drained) => {}
-            ToEngine::Mark(mark, reply) => {
-                let result = self.fold.mark(mark).map_err(|error| error.to_string());
-                let _ = reply.try_send(result);
-            }
             ToEngine::Collect(stack, reply) => {
                 let now = clock::monotonic();
-                self.tick(now, Due::unscheduled());
+                if !self.suspended && now.since(self.sample.at) > self.logging.interval / 2 {
+                    self.tick(now, Due::unscheduled());
+                }
                 let _ = reply.try_send(self.fold.collect(stack, now));
             }
             ToEngine::Suspended(at) => {

@@ -5,6 +5,8 @@
 //! job does something, says `@label value` and waits; the watcher takes a sample, prints it and lets
 //! the job go on. So no test waits for time, and what a sample must show is known exactly.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -65,6 +67,7 @@ fn at(all: &[(String, Seen)], label: &str) -> Seen {
 
 /// The watcher's part; does nothing as an ordinary test.
 #[test]
+#[allow(clippy::zombie_processes, reason = "it is reaped as gpurun reaps: by wait4 of any child")]
 fn watcher() {
     let Ok(job) = std::env::var(ROLE) else { return };
     // SAFETY: prctl with plain numbers changes only this process's place in the process tree.
