@@ -1,5 +1,7 @@
 //! Transparent means equal: each case runs bare and under gpurun, and the answers are compared.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail the test where they are")]
+
 mod harness;
 mod pty;
 
