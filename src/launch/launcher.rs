@@ -216,7 +216,7 @@ impl Launcher {
                 leads_session: inherited().leads_session,
                 after_stop: self.after_stop,
                 in_job: &|pid| self.in_job(pid),
-                main_stopped: &|| self.main_stopped(),
+                still_stopped: &|| self.still_stopped(),
             };
             decide(signal, origin, &now).and_then(|()| self.send(signal, info))
         };
@@ -243,6 +243,23 @@ impl Launcher {
     /// Whether the main process is stopped; when `/proc` cannot say, as the last event said.
     fn main_stopped(&self) -> bool {
         Stat::read(self.pid).map_or(self.suspended, |s| matches!(s.state, b'T' | b't'))
+    }
+
+    /// Whether the main process has been stopped ever since gpurun stopped beside it. A stop that is not
+    /// taken note of yet, or not followed yet, is a new one: somebody continued the job in between.
+    fn still_stopped(&self) -> bool {
+        self.stop_due.is_none() && self.main_stopped() && !self.stop_reported()
+    }
+
+    /// Whether the kernel has a stop of the main process to report.
+    fn stop_reported(&self) -> bool {
+        // SAFETY: neither waits nor takes note; `info` is plain data, zero when there is nothing.
+        unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            let id = libc::id_t::try_from(self.pid).unwrap_or(0);
+            let how = libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT;
+            libc::waitid(libc::P_PID, id, &mut info, how) == 0 && info.si_pid() == self.pid
+        }
     }
 
     /// Sends a signal on to the main process, which is not reaped, so its number is its own.
@@ -381,7 +398,12 @@ impl Launcher {
     /// drops a pending stop when a CONT comes, so the order is: make the stop pending, see that the job is
     /// still stopped, only then let it act.
     fn stop_self(&mut self, signal: i32) {
-        if SignalSet::pending_now().contains(libc::SIGCONT) || !self.main_stopped() {
+        if SignalSet::pending_now().contains(libc::SIGCONT) {
+            // Read it first: our stop would throw it away.
+            self.stop_due = Some(signal);
+            return;
+        }
+        if !self.main_stopped() {
             return;
         }
         let mut only = SignalSet::EMPTY;

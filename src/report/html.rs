@@ -461,7 +461,7 @@ fn gpu_strip<'a>(place: usize, device: &'a Device, panel: Panel, tops: &Tops) ->
         lines: Vec::new(),
         limit: None,
         held: Vec::new(),
- whole: false,
+        whole: false,
         figures: Default::default(),
     };
     match panel {
@@ -511,7 +511,7 @@ fn whole_strip<'a>(
         lines: vec![line(series, scale)],
         limit: None,
         held: Vec::new(),
- whole: false,
+        whole: false,
         figures: figures(&series.figures, scale, unit),
     }
 }
@@ -563,7 +563,7 @@ fn step_strips<'a>(part: &'a Part, tops: &Tops) -> Vec<Strip<'a>> {
                 lines,
                 limit: None,
                 held: Vec::new(),
- whole: false,
+                whole: false,
                 figures: [
                     known(steps.mean(), words::millis),
                     known(longest, |v| format!("max {}", words::number(rounded(v)))),
@@ -591,7 +591,7 @@ fn scalar_strips(part: &Part) -> Vec<Strip<'_>> {
                 lines: vec![line(&scalar.series, 1.0)],
                 limit: None,
                 held: Vec::new(),
- whole: false,
+                whole: false,
                 figures: [
                     known(figures.last, |v| format!("last {}", words::brief(v))),
                     known(figures.min, |v| format!("min {}", words::brief(v))),

@@ -126,7 +126,11 @@ pub(super) fn number(value: f64) -> String {
 /// A plain number in at most five characters or so, for beside a chart.
 pub(super) fn brief(value: f64) -> String {
     let size = value.abs();
-    if size >= 1e4 || (size > 0.0 && size < 1e-2) { format!("{value:.0e}") } else { number((value * 100.0).round() / 100.0) }
+    if size >= 1e4 || (size > 0.0 && size < 1e-2) {
+        format!("{value:.0e}")
+    } else {
+        number((value * 100.0).round() / 100.0)
+    }
 }
 
 fn trim(text: String) -> String {

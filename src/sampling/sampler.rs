@@ -392,8 +392,11 @@ impl Sampler {
             whole.push(MetricId::JobThreads, Reading::Value(totals.threads as f64), out);
             whole.push(MetricId::JobMemoryRss, Reading::Value(totals.rss as f64 / MIB), out);
         } else if !self.seen_alive {
+            // It ended before anybody looked. Once its end is known, one process there was.
+            let known = totals.rss_peak.is_some();
             for metric in [MetricId::JobProcesses, MetricId::JobThreads, MetricId::JobMemoryRss] {
-                whole.push(metric, Reading::Missing, out);
+                let peak = known && metric != MetricId::JobMemoryRss;
+                whole.push(metric, if peak { Reading::Peak(1.0) } else { Reading::Missing }, out);
             }
         }
         if let Some(peak) = totals.rss_peak {

@@ -58,8 +58,6 @@ const MARK_SLACK: Duration = Duration::from_millis(300);
 pub enum ToEngine {
     /// Something came in over the job's socket.
     Control(ControlEvent),
-    /// A library user marks a tag.
-    Mark(crate::model::mark::Mark, SyncSender<Result<(), String>>),
     /// A library user collects the innermost tag of a stack.
     Collect(crate::model::id::StackId, SyncSender<crate::windowing::Collected>),
     /// The job was stopped at this instant.
@@ -69,6 +67,9 @@ pub enum ToEngine {
     /// Wake up and look at the stop flag.
     Wake,
 }
+
+/// What a library user hears of each window of the root tag.
+pub(super) type OnWindow = Box<dyn FnMut(&WindowBatch) + Send>;
 
 /// What the engine is to do.
 pub struct EngineSettings {
@@ -85,7 +86,7 @@ pub struct EngineSettings {
     /// What is known about the run; devices, driver and series are filled in here.
     pub run: RunInfo,
     /// Called with each window of the root tag (the library's callback).
-    pub on_window: Option<Box<dyn FnMut(&WindowBatch) + Send>>,
+    pub on_window: Option<OnWindow>,
     /// Where messages to the user go.
     pub notices: Notices,
 }
@@ -231,7 +232,7 @@ struct Running {
     run: RunInfo,
     run_shared: Option<Arc<RunInfo>>,
     totals: Totals,
-    on_window: Option<Box<dyn FnMut(&WindowBatch) + Send>>,
+    on_window: Option<OnWindow>,
     notices: Notices,
     dropped_said: bool,
     suspended: bool,
@@ -561,13 +562,11 @@ impl Running {
                 reply.send(control::reply::snapshot(&self.run, &batch));
             }
             ToEngine::Control(ControlEvent::Drained) => {}
-            ToEngine::Mark(mark, reply) => {
-                let result = self.fold.mark(mark).map_err(|error| error.to_string());
-                let _ = reply.try_send(result);
-            }
             ToEngine::Collect(stack, reply) => {
                 let now = clock::monotonic();
-                self.tick(now, Due::unscheduled());
+                if !self.suspended && now.since(self.sample.at) > self.logging.interval / 2 {
+                    self.tick(now, Due::unscheduled());
+                }
                 let _ = reply.try_send(self.fold.collect(stack, now));
             }
             ToEngine::Suspended(at) => {

@@ -890,7 +890,7 @@ fn ctrl_z_fg_and_bg_work() {
         let job: i32 = terminal.expect("\n").trim().parse().unwrap();
         // A key typed before the shell's CONT has arrived would be undone by it.
         let running = || until("it runs again", || !matches!(state(job), Some('T')));
-        for _ in 0..3 {
+        for _ in 0..10 {
             terminal.type_in("\x1a");
             log.push(terminal.expect("Stopped").contains("[1]+"));
             terminal.expect("PROMPT> ");
