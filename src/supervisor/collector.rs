@@ -516,7 +516,7 @@ impl Collector {
     fn end(&mut self) -> Option<Ended> {
         self.marks().flush();
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        let end = engine.finish(None, STOP_PATIENCE);
+        let end = engine.finish(None, STOP_PATIENCE, || false).ok();
         // The engine's sender is gone with it, so the callback sees the end.
         let dropped_windows = match &end {
             Some(_) => self.callback.take().map_or(0, CallbackThread::finish),
