@@ -28,7 +28,7 @@ mod watch;
 use chooser::Chooser;
 use observe::Observer;
 use order::ordinals;
-pub(super) use order::{ask_cuda, print_cuda_order};
+pub(super) use order::{ask_cuda, print_cuda_order, this_is_gpurun};
 
 /// Names the devices a CUDA program sees.
 pub const VISIBLE_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";

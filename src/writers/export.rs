@@ -6,7 +6,8 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value, json};
+use serde::ser::{Serialize, Serializer};
+use serde_json::{Value, json};
 
 use crate::model::run::SCHEMA_VERSION;
 use crate::model::time::Wall;
@@ -304,14 +305,14 @@ fn put_wide(
         return;
     }
     let mut object = fixed_object(&fixed);
-    for (name, value) in pivot.columns().names().iter().zip(values) {
-        object.insert(name.clone(), json!(value));
-    }
+    object.extend(pivot.columns().names().iter().map(String::as_str).zip(values.iter().map(|v| json!(v))));
     put_json(out, object);
 }
 
-fn fixed_object(row: &LongRow<'_>) -> Map<String, Value> {
-    let mut object = Map::new();
+/// The members of a JSON object, in the order of the columns.
+type Members<'a> = Vec<(&'a str, Value)>;
+
+fn fixed_object(row: &LongRow<'_>) -> Members<'static> {
     let values = [
         json!(rfc3339(Wall(row.time))),
         json!(row.window_s),
@@ -322,8 +323,7 @@ fn fixed_object(row: &LongRow<'_>) -> Map<String, Value> {
         json!(row.tag),
         json!(row.step),
     ];
-    object.extend(LONG.iter().map(|c| c.name.to_owned()).zip(values));
-    object
+    LONG.iter().map(|c| c.name).zip(values).collect()
 }
 
 fn json_line(out: &mut Vec<u8>, row: &LongRow<'_>) {
@@ -345,13 +345,22 @@ fn json_line(out: &mut Vec<u8>, row: &LongRow<'_>) {
         json!(row.samples),
         json!(row.missing),
     ];
-    object.extend(LONG.iter().skip(super::columns::FIXED).map(|c| c.name.to_owned()).zip(values));
+    object.extend(LONG.iter().skip(super::columns::FIXED).map(|c| c.name).zip(values));
     put_json(out, object);
 }
 
-fn put_json(out: &mut Vec<u8>, object: Map<String, Value>) {
-    out.extend_from_slice(Value::Object(object).to_string().as_bytes());
+fn put_json(out: &mut Vec<u8>, members: Members<'_>) {
+    // Neither texts nor finite numbers can fail to be JSON.
+    let _ = serde_json::to_writer(&mut *out, &Object(members));
     out.push(b'\n');
+}
+
+struct Object<'a>(Members<'a>);
+
+impl Serialize for Object<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
 }
 
 /// Where lines go.

@@ -42,8 +42,35 @@ struct Queue {
     /// Counts the batches sent, so that a retry waits for a new one.
     sent: u64,
     end: Option<RunEnd>,
+    /// The batch that is out of the queue and not yet written.
+    writing: Option<Arc<WindowBatch>>,
+    rows: u64,
+    written: u64,
+    written_bytes: u64,
     /// The thread is gone; what is sent is lost.
     dead: bool,
+}
+
+impl Queue {
+    /// What waits and what is under way will not be written.
+    fn lose_all(&mut self) {
+        let waiting = self.batches.drain(..).chain(self.writing.take());
+        self.lost_rows += waiting.map(|batch| batch.rows.len() as u64).sum::<u64>();
+        self.bytes = 0;
+    }
+
+    fn tell(&self, report: &mut WriterReport) {
+        report.rows = self.rows;
+        report.batches = self.written;
+        report.bytes = self.written_bytes;
+        report.lost_rows = self.lost_rows;
+    }
+}
+
+impl WriterReport {
+    fn new(target: Target) -> WriterReport {
+        WriterReport { target, rows: 0, batches: 0, bytes: 0, lost_rows: 0, error: None, note: None }
+    }
 }
 
 struct Shared {
@@ -139,6 +166,18 @@ impl FanOut {
         std::mem::take(&mut *self.notices.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Batches that wait, in the writer that is furthest behind; the one that is being written counts.
+    pub fn queued(&self) -> usize {
+        self.lanes
+            .iter()
+            .map(|lane| {
+                let queue = lane.shared.queue();
+                queue.batches.len() + usize::from(queue.writing.is_some())
+            })
+            .max()
+            .unwrap_or(0)
+    }
+
     /// Rows lost so far, over all writers.
     pub fn lost_rows(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.shared.queue().lost_rows).sum()
@@ -165,28 +204,25 @@ impl FanOut {
 }
 
 fn abandoned(lane: &Lane, why: RecvTimeoutError, deadline: Duration) -> WriterReport {
-    let queue = lane.shared.queue();
-    let waiting: u64 = queue.batches.iter().map(|b| b.rows.len() as u64).sum();
     let error = match why {
         RecvTimeoutError::Timeout => match &lane.target {
             Target::Parquet(path) => format!(
-                "not finished within {} s; complete it with `gpurun recover {}.journal`",
-                deadline.as_secs(),
+                "not finished within {:.1} s; complete it with `gpurun recover {}.journal`",
+                deadline.as_secs_f64(),
                 path.display()
             ),
-            _ => format!("its disk did not answer within {} s", deadline.as_secs()),
+            _ => format!("its disk did not answer within {:.1} s", deadline.as_secs_f64()),
         },
         RecvTimeoutError::Disconnected => "its thread could not be started".to_owned(),
     };
-    WriterReport {
-        target: lane.target.clone(),
-        rows: 0,
-        batches: 0,
-        bytes: 0,
-        lost_rows: queue.lost_rows + waiting,
-        error: Some(error),
-        note: None,
-    }
+    let mut report = WriterReport::new(lane.target.clone());
+    let mut queue = lane.shared.queue();
+    // Whatever it still writes when it wakes up, nobody can count on it.
+    queue.dead = true;
+    queue.lose_all();
+    queue.tell(&mut report);
+    report.error = Some(error);
+    report
 }
 
 fn run_lane(
@@ -196,21 +232,12 @@ fn run_lane(
     sync_every: Duration,
     send: &mpsc::SyncSender<WriterReport>,
 ) {
-    let mut report = WriterReport {
-        target: writer.target.clone(),
-        rows: 0,
-        batches: 0,
-        bytes: 0,
-        lost_rows: 0,
-        error: None,
-        note: None,
-    };
+    let mut report = WriterReport::new(writer.target.clone());
     let outcome = catch_unwind(AssertUnwindSafe(|| write_all(writer, shared, run, sync_every, &mut report)));
     let mut queue = shared.queue();
     queue.dead = true;
-    let waiting: u64 = queue.batches.drain(..).map(|b| b.rows.len() as u64).sum();
-    report.lost_rows = queue.lost_rows + waiting;
-    queue.lost_rows = report.lost_rows;
+    queue.lose_all();
+    queue.tell(&mut report);
     drop(queue);
     if outcome.is_err() {
         let text = "a fault in its writer ended it; the job is not concerned".to_owned();
@@ -248,6 +275,7 @@ fn write_all(
                 queue.bytes -= size_of_batch(batch);
             }
         }
+        queue.writing.clone_from(&current);
         let ending = queue.end.clone();
         let Some(batch) = &current else {
             if let Some(end) = ending {
@@ -274,9 +302,12 @@ fn write_all(
         drop(queue);
         match writer.write(batch) {
             Ok(bytes) => {
-                report.rows += batch.rows.len() as u64;
-                report.batches += 1;
-                report.bytes += bytes;
+                let mut queue = shared.queue();
+                queue.rows += batch.rows.len() as u64;
+                queue.written += 1;
+                queue.written_bytes += bytes;
+                queue.writing = None;
+                drop(queue);
                 current = None;
                 if failing.take().is_some() {
                     let lost = match shared.queue().lost_rows {
@@ -297,7 +328,7 @@ fn write_all(
                 let mut queue = shared.queue();
                 if let Some(end) = queue.end.clone() {
                     // The last try failed as well: what waits is lost, what is written is finished.
-                    queue.lost_rows += batch.rows.len() as u64;
+                    queue.lose_all();
                     drop(queue);
                     report.error = Some(format!("cannot be written: {e}"));
                     finish(&mut writer, shared, &end, report);
@@ -334,5 +365,168 @@ fn finish(writer: &mut Writer, shared: &Shared, end: &RunEnd, report: &mut Write
     }
     for text in writer.take_notices() {
         shared.say(text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+    use crate::model::device::DeviceIdentity;
+    use crate::model::metric::MetricId;
+    use crate::model::series::SeriesInfo;
+    use crate::model::time::{Mono, Wall};
+    use crate::model::window::{RowKind, Stats};
+    use crate::writers::WriterError;
+    use crate::writers::disk::LogFile;
+    use crate::writers::format::Format;
+
+    /// What a writer does when it is given a batch.
+    enum Act {
+        Write,
+        Panic,
+        Hang(Receiver<()>),
+    }
+
+    struct Acting(Act);
+
+    impl Format for Acting {
+        fn begin(&mut self, _: &Arc<RunInfo>, _: &mut LogFile) -> Result<Option<String>, WriterError> {
+            Ok(None)
+        }
+
+        fn prefix(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
+            out.extend_from_slice(b"start\n");
+            Ok(())
+        }
+
+        fn encode(&mut self, batch: &WindowBatch, out: &mut Vec<u8>) -> io::Result<()> {
+            match &self.0 {
+                Act::Write => {}
+                Act::Panic => panic!("a fault on purpose"),
+                Act::Hang(release) => drop(release.recv()),
+            }
+            out.extend_from_slice(format!("{}\n", batch.ordinal).as_bytes());
+            Ok(())
+        }
+
+        fn finish(&mut self, _: &mut LogFile, _: &RunEnd) -> Result<Option<String>, WriterError> {
+            Ok(None)
+        }
+    }
+
+    fn run() -> Arc<RunInfo> {
+        Arc::new(RunInfo {
+            run: "r".into(),
+            host: "h".into(),
+            rank: None,
+            job: "j".into(),
+            root_tag: "run".into(),
+            argv: Vec::new(),
+            version: "0",
+            driver: None,
+            devices: Vec::<Arc<DeviceIdentity>>::new(),
+            interval: Duration::from_secs(1),
+            window: Duration::from_secs(10),
+            start: Wall(0),
+            start_mono: Mono(0),
+            series: Vec::new(),
+        })
+    }
+
+    fn batch(ordinal: u64) -> Arc<WindowBatch> {
+        let series = Arc::new(SeriesInfo {
+            metric: MetricId::HostCpuPercent,
+            label: None,
+            device: None,
+            process: None,
+            pace: Duration::from_secs(1),
+        });
+        Arc::new(WindowBatch {
+            kind: RowKind::Window,
+            tag: "run".into(),
+            step: None,
+            rank: None,
+            ordinal,
+            start: Mono(0),
+            end: Mono(0),
+            time: Wall(0),
+            window_s: 1.0,
+            rows: vec![Row { series, stats: Stats::default() }],
+        })
+    }
+
+    fn start(dir: &std::path::Path, acts: Vec<Act>, bound: usize) -> FanOut {
+        let writers = acts
+            .into_iter()
+            .enumerate()
+            .map(|(n, act)| {
+                let path = dir.join(format!("{n}.csv"));
+                let file = LogFile::create(&path).unwrap();
+                Writer::new(Target::Csv(path), file, Box::new(Acting(act)), true)
+            })
+            .collect();
+        let settings = WriterSettings { memory_bound: bound, ..WriterSettings::default() };
+        FanOut::start(writers, &settings, &run())
+    }
+
+    fn end() -> RunEnd {
+        RunEnd { exit: None, end: Wall(0), duration_s: 0.0 }
+    }
+
+    fn hanging() -> (Act, Sender<()>) {
+        let (release, held) = channel();
+        (Act::Hang(held), release)
+    }
+
+    #[test]
+    fn a_panic_ends_its_own_writer_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let fan_out = start(dir.path(), vec![Act::Panic, Act::Write], usize::MAX);
+        for n in 1..=3 {
+            fan_out.send(batch(n));
+        }
+        let reports = fan_out.finish(end(), Duration::from_secs(60));
+        assert!(reports[0].error.as_ref().unwrap().contains("fault"), "{reports:?}");
+        assert_eq!((reports[0].rows, reports[0].lost_rows), (0, 3));
+        assert_eq!((reports[1].rows, reports[1].lost_rows), (3, 0));
+        assert_eq!(std::fs::read_to_string(dir.path().join("1.csv")).unwrap(), "start\n1\n2\n3\n");
+    }
+
+    #[test]
+    fn a_writer_that_hangs_is_left_behind_and_the_others_finish() {
+        let dir = tempfile::tempdir().unwrap();
+        let (hang, release) = hanging();
+        let fan_out = start(dir.path(), vec![hang, Act::Write], usize::MAX);
+        for n in 1..=3 {
+            fan_out.send(batch(n));
+        }
+        let reports = fan_out.finish(end(), Duration::from_millis(200));
+        assert!(reports[0].error.as_ref().unwrap().contains("did not answer"), "{reports:?}");
+        assert_eq!(reports[0].rows + reports[0].lost_rows, 3, "{reports:?}");
+        assert_eq!((reports[1].rows, &reports[1].error), (3, &None));
+        drop(release);
+    }
+
+    #[test]
+    fn over_the_bound_the_oldest_go_and_are_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (hang, release) = hanging();
+        let fan_out = start(dir.path(), vec![hang], 3 * size_of_batch(&batch(1)));
+        fan_out.send(batch(1));
+        // The first is out of the queue when it is being written.
+        while fan_out.lanes[0].shared.queue().writing.is_none() {
+            std::thread::yield_now();
+        }
+        for n in 2..=10 {
+            fan_out.send(batch(n));
+        }
+        assert_eq!(fan_out.lost_rows(), 6);
+        drop(release);
+        let reports = fan_out.finish(end(), Duration::from_secs(60));
+        assert_eq!((reports[0].rows, reports[0].lost_rows), (4, 6));
+        assert_eq!(std::fs::read_to_string(dir.path().join("0.csv")).unwrap(), "start\n1\n8\n9\n10\n");
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -49,8 +50,20 @@ fn unlike(snapshots: &[DeviceSnapshot]) -> bool {
     kinds.len() > 1
 }
 
+/// Set by the gpurun command: the running program answers to [`CUDA_ORDER_COMMAND`].
+static IS_GPURUN: AtomicBool = AtomicBool::new(false);
+
+/// Tells that the running program is gpurun itself, and not one that uses the library.
+pub(in crate::supervisor) fn this_is_gpurun() {
+    IS_GPURUN.store(true, Ordering::Relaxed);
+}
+
 /// Asks libcuda in a child of our own binary, so that nothing of CUDA stays in this process.
 pub(in crate::supervisor) fn ask_cuda() -> Result<Vec<GpuUuid>, String> {
+    if !IS_GPURUN.load(Ordering::Relaxed) {
+        // Started once more, a program of somebody else's would do its own work.
+        return Err("only the gpurun command can ask".to_owned());
+    }
     let binary = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut child = Command::new(binary)
         .arg(CUDA_ORDER_COMMAND)
