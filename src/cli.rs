@@ -68,7 +68,7 @@ fn record_without_job(run: RunArgs) -> Result<Invocation, Stop> {
         ));
     }
     let record = RecordArgs { all: true, logging: run.logging, common: run.common, ..RecordArgs::default() };
-    Ok(Invocation::Other(Box::new(Command::Record(record))))
+    Ok(Invocation::Other(Box::new(Command::Record(Box::new(record)))))
 }
 
 /// Turns clap's answer into text for standard output or one line for standard error.
@@ -96,7 +96,8 @@ fn stop(error: &clap::Error, argv: &[OsString], separated: bool) -> Stop {
         text.lines().take_while(|line| !line.starts_with("Usage:")).map(str::trim).filter(|l| !l.is_empty());
     let first = parts.next().unwrap_or("cannot read the command line");
     let mut line = first.strip_prefix("error: ").unwrap_or(first).to_owned();
-    for part in parts.filter(|p| !p.starts_with("For more information")) {
+    // clap's advice to put a value after -- would make a job of it here.
+    for part in parts.filter(|p| !p.starts_with("For more information") && !p.starts_with("tip: to pass")) {
         if !line.ends_with(':') && !line.ends_with(',') {
             line.push(if part.starts_with("tip:") || part.starts_with('[') { ' ' } else { ',' });
         }

@@ -22,10 +22,11 @@ mod termination;
 mod tree;
 mod watch;
 
+pub use crate::model::signal::name as signal_name;
 pub use inherited::{Inherited, inherited};
 pub use launcher::{JobEvent, Launcher, Reaped};
 pub use origin::NotForwarded;
-pub use signals::{SignalHold, SignalSet, signal_name};
+pub use signals::{SignalHold, SignalSet};
 pub use spawn::{JobCommand, LaunchError, raise_descriptor_limit, spawn};
 pub use stderr::NonBlockingStderr;
 pub use termination::Termination;

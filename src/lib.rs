@@ -28,3 +28,5 @@ pub mod summary;
 pub mod supervisor;
 pub mod windowing;
 pub mod writers;
+
+pub use supervisor::collector::{Collection, Collector, CollectorError};

@@ -19,6 +19,7 @@ use crate::writers::{Layout, WriterError};
 
 mod catalogue;
 mod choose;
+pub mod collector;
 mod describe;
 mod devices;
 mod engine;
@@ -28,7 +29,7 @@ mod mark;
 mod notice;
 mod picked;
 mod record;
-mod recover;
+pub mod recover;
 mod report;
 mod select;
 mod status;
@@ -41,6 +42,7 @@ use select::SelectStreams;
 
 /// The whole program: reads the command line, does what it says, gives the status.
 pub fn main(argv: Vec<OsString>) -> ExitCode {
+    choose::this_is_gpurun();
     let notices = Notices::new(false);
     if argv.get(1).is_some_and(|word| word == choose::CUDA_ORDER_COMMAND) {
         return choose::print_cuda_order(&mut io::stdout().lock(), &mut NonBlockingStderr::new()).into();

@@ -31,6 +31,9 @@ MAX_REST = 256 * 1024
 #: Requests that may stay unanswered before new ones are given up at once.
 MAX_UNANSWERED = 4
 
+#: Bytes that the kernel may hold for gpurun, before it is doubled.
+SEND_BUFFER = 212_992
+
 #: Names that are kept in the form in which they are sent.
 MAX_NAMES = 1024
 
@@ -134,6 +137,8 @@ class Client:
                 try:
                     link.settimeout(CONNECT_TIMEOUT)
                     link.connect(path)
+                    # Each small message takes about 800 bytes of it; the kernel doubles what is asked for.
+                    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
                     link.setblocking(False)
                 except BaseException:
                     link.close()

@@ -98,6 +98,8 @@ class GPUStatsMonitor(_Callback):  # type: ignore[misc,valid-type]
         self._device_ids: List[int] = []
         self._asked: Optional[int] = None
         self._latest: Tuple[float, Dict[str, Any]] = (float("-inf"), {})
+        # The logged form of the latest answer, for the start and for the end of a step.
+        self._named: Dict[int, Dict[str, float]] = {}
         self._began: Optional[float] = None
         self._ended: Optional[float] = None
         self._last_step: Optional[int] = None
@@ -169,7 +171,7 @@ class GPUStatsMonitor(_Callback):  # type: ignore[misc,valid-type]
             if not _is_zero(trainer):
                 return
             if _logs_now(trainer):
-                logs = self._values(self._at_both + self._at_end)
+                logs = self._values(self._wanted())
                 if self._intra and self._began is not None:
                     logs["batch_time/intra_step (ms)"] = (now - self._began) * 1000
                 self._write(trainer, logs)
@@ -216,10 +218,14 @@ class GPUStatsMonitor(_Callback):  # type: ignore[misc,valid-type]
             answer = client.wait(self._asked, 0.0 if recent else _PATIENCE)
             if answer is not None:
                 self._latest = (now, answer)
+                self._named.clear()
             if answer is not None or not recent:
                 self._asked = None
         if now - self._latest[0] < _RECENT:
-            return _name_values(self._latest[1], self._device_ids, keys)
+            named = self._named.get(len(keys))
+            if named is None:
+                named = self._named[len(keys)] = _name_values(self._latest[1], self._device_ids, keys)
+            return dict(named)
         return {}
 
     def _write(self, trainer: Any, logs: Dict[str, float]) -> None:

@@ -41,10 +41,9 @@ impl Totals {
     fn add(&mut self, name: &[u8], now: [u64; 2]) {
         match self.entries.iter_mut().find(|entry| *entry.name == *name) {
             Some(entry) => {
-                for side in 0..2 {
+                for ((sum, now), last) in self.sums.iter_mut().zip(now).zip(entry.last) {
                     // A smaller number is a device that was taken away and came back.
-                    let step = now[side].checked_sub(entry.last[side]).unwrap_or(now[side]);
-                    self.sums[side] = self.sums[side].saturating_add(step);
+                    *sum = sum.saturating_add(now.checked_sub(last).unwrap_or(now));
                 }
                 entry.last = now;
                 entry.pass = self.pass;

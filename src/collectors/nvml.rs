@@ -14,7 +14,7 @@ mod unified;
 use std::ffi::{CString, OsStr, OsString};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use nvml_wrapper::error::NvmlError as WrapperError;
 use nvml_wrapper_sys::bindings as sys;
@@ -23,7 +23,7 @@ pub use calls::{Handle, MemoryInfo, Utilization};
 pub use error::{CallResult, Fault, NvmlError};
 pub use fields::{Field, FieldNumber, FieldRequest};
 pub use processes::{ProcessBuffer, ProcessEntry, UtilizationSample};
-pub use unified::{HostMemory, HostMemorySource, meminfo};
+pub use unified::{HostMemory, HostMemorySource};
 
 /// Where the library is looked for when no path is given, in this order. The last one is WSL's.
 pub const LIBRARY_NAMES: [&str; 3] =
@@ -42,6 +42,8 @@ pub struct Nvml {
     host_memory: HostMemorySource,
     /// `nvmlDeviceGetMemoryInfo_v2` exists but fails where v1 answers.
     memory_v1: AtomicBool,
+    /// `nvmlDeviceGetTemperatureV` exists but is refused where the older call answers.
+    temperature_v1: AtomicBool,
     /// Per kind of list, the newest version that has not been refused as such.
     list_versions: [AtomicUsize; 3],
 }
@@ -120,22 +122,21 @@ impl Nvml {
             proc_root: PathBuf::from("/proc"),
             host_memory: HostMemorySource::default(),
             memory_v1: AtomicBool::new(false),
+            temperature_v1: AtomicBool::new(false),
             list_versions: [AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0)],
         };
         nvml.driver = nvml.read_driver_version().ok();
         Ok(nvml)
     }
 
-    /// Looks for the owners of processes, and for host memory unless another source is set, under this root
-    /// instead of `/proc`.
+    /// Looks for the owners of processes under this root instead of `/proc`.
     #[must_use]
     pub fn with_proc_root(mut self, root: &Path) -> Self {
         root.clone_into(&mut self.proc_root);
-        self.host_memory = HostMemorySource::proc(root);
         self
     }
 
-    /// Takes the budget of GPUs that share the host's memory from this source, which may know of a cgroup's limit.
+    /// Takes the budget of GPUs that share the host's memory from this source instead of the system's own files.
     #[must_use]
     pub fn with_host_memory(mut self, source: HostMemorySource) -> Self {
         self.host_memory = source;
@@ -220,14 +221,6 @@ impl Nvml {
             }
         }
         Ok(inventory)
-    }
-
-    fn remembers_memory_v1(&self) -> bool {
-        self.memory_v1.load(Ordering::Relaxed)
-    }
-
-    fn remember_memory_v1(&self) {
-        self.memory_v1.store(true, Ordering::Relaxed);
     }
 }
 

@@ -23,6 +23,14 @@ pub(super) fn monotonic_now() -> Mono {
     Mono(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
 }
 
+/// Lets the calling thread be woken without pushing the waker off its CPU (`SCHED_BATCH`): a mark must
+/// not cost the job the time that gpurun takes to read it. Where the kernel refuses, nothing changes.
+pub(super) fn never_preempt() {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: 0 means the calling thread; `parameters` outlives the call, which only reads it.
+    let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &parameters) };
+}
+
 /// Our effective user id.
 pub(super) fn effective_uid() -> u32 {
     // SAFETY: geteuid takes nothing, touches no memory and cannot fail.
@@ -107,7 +115,8 @@ pub(super) fn poll(interests: &[Interest<'_>], timeout: Option<Duration>) -> io:
         .collect();
     let millis = match timeout {
         None => -1,
-        Some(d) => i32::try_from(d.as_millis()).unwrap_or(i32::MAX),
+        // Rounded up: a wait that ends early would only begin again.
+        Some(d) => i32::try_from(d.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX),
     };
     // SAFETY: `fds` is a live array of `fds.len()` entries, and every descriptor in it is borrowed for
     // the length of the call.

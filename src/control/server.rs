@@ -285,6 +285,7 @@ impl Server {
         std::thread::Builder::new()
             .name("gpurun-control".to_owned())
             .spawn(move || {
+                os::never_preempt();
                 // A bug here must cost the job its marks, never its life; the engine sees `done`.
                 let _ = catch_unwind(AssertUnwindSafe(move || room.serve()));
                 let _ = finished.try_send(());

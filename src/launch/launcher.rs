@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::inherited::inherited;
 use super::origin::{NotForwarded, Origin, Situation, decide};
-use super::signals::{SignalHold, SignalSet, set_default, set_disposition};
+use super::signals::{SignalSet, SignalSource, set_default, set_disposition};
 use super::tree::{self, Held, KillReport, Leftover, Stat};
 use crate::model::run::JobExit;
 
@@ -68,7 +68,7 @@ pub enum JobEvent {
 /// The job's main process and everything that comes back to gpurun.
 #[derive(Debug)]
 pub struct Launcher {
-    hold: SignalHold,
+    signals: SignalSource,
     own_pid: i32,
     pid: i32,
     exit: Option<JobExit>,
@@ -91,9 +91,9 @@ pub struct Launcher {
 const STREAK: u32 = 32;
 
 impl Launcher {
-    pub(super) fn new(hold: SignalHold, pid: i32, strangers: Vec<i32>) -> Launcher {
+    pub(super) fn new(signals: SignalSource, pid: i32, strangers: Vec<i32>) -> Launcher {
         Launcher {
-            hold,
+            signals,
             // SAFETY: reads the caller's own id.
             own_pid: unsafe { libc::getpid() },
             pid,
@@ -138,7 +138,7 @@ impl Launcher {
                 self.exit_untold = false;
                 return JobEvent::MainExited(exit);
             }
-            if let Some(info) = self.hold.read() {
+            if let Some(info) = self.signals.read() {
                 if let Some(event) = self.on_signal(&info) {
                     return event;
                 }
@@ -181,7 +181,7 @@ impl Launcher {
     fn poll(&self, wait: Option<Duration>, wake: Option<RawFd>) -> bool {
         let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         // A negative descriptor is skipped by poll.
-        let mut fds = [entry(self.hold.fd()), entry(wake.unwrap_or(-1))];
+        let mut fds = [entry(self.signals.fd()), entry(wake.unwrap_or(-1))];
         let time = wait.map(|w| libc::timespec {
             tv_sec: libc::time_t::try_from(w.as_secs()).unwrap_or(libc::time_t::MAX),
             tv_nsec: w.subsec_nanos().into(),
@@ -216,7 +216,7 @@ impl Launcher {
                 leads_session: inherited().leads_session,
                 after_stop: self.after_stop,
                 in_job: &|pid| self.in_job(pid),
-                main_stopped: &|| self.main_stopped(),
+                still_stopped: &|| self.still_stopped(),
             };
             decide(signal, origin, &now).and_then(|()| self.send(signal, info))
         };
@@ -243,6 +243,23 @@ impl Launcher {
     /// Whether the main process is stopped; when `/proc` cannot say, as the last event said.
     fn main_stopped(&self) -> bool {
         Stat::read(self.pid).map_or(self.suspended, |s| matches!(s.state, b'T' | b't'))
+    }
+
+    /// Whether the main process has been stopped ever since gpurun stopped beside it. A stop that is not
+    /// taken note of yet, or not followed yet, is a new one: somebody continued the job in between.
+    fn still_stopped(&self) -> bool {
+        self.stop_due.is_none() && self.main_stopped() && !self.stop_reported()
+    }
+
+    /// Whether the kernel has a stop of the main process to report.
+    fn stop_reported(&self) -> bool {
+        // SAFETY: neither waits nor takes note; `info` is plain data, zero when there is nothing.
+        unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            let id = libc::id_t::try_from(self.pid).unwrap_or(0);
+            let how = libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT;
+            libc::waitid(libc::P_PID, id, &mut info, how) == 0 && info.si_pid() == self.pid
+        }
     }
 
     /// Sends a signal on to the main process, which is not reaped, so its number is its own.
@@ -381,7 +398,12 @@ impl Launcher {
     /// drops a pending stop when a CONT comes, so the order is: make the stop pending, see that the job is
     /// still stopped, only then let it act.
     fn stop_self(&mut self, signal: i32) {
-        if SignalSet::pending_now().contains(libc::SIGCONT) || !self.main_stopped() {
+        if SignalSet::pending_now().contains(libc::SIGCONT) {
+            // Read it first: our stop would throw it away.
+            self.stop_due = Some(signal);
+            return;
+        }
+        if !self.main_stopped() {
             return;
         }
         let mut only = SignalSet::EMPTY;

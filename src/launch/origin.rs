@@ -47,8 +47,8 @@ pub(super) struct Situation<'a> {
     pub(super) after_stop: bool,
     /// Whether a process is in the job's tree.
     pub(super) in_job: &'a dyn Fn(i32) -> bool,
-    /// Whether the job's main process is stopped now.
-    pub(super) main_stopped: &'a dyn Fn() -> bool,
+    /// Whether the job's main process is still stopped as it was when gpurun stopped.
+    pub(super) still_stopped: &'a dyn Fn() -> bool,
 }
 
 /// Decides whether the signal goes on to the job's main process.
@@ -62,7 +62,7 @@ pub(super) fn decide(signal: i32, origin: Origin, now: &Situation<'_>) -> Result
         Origin::Process(pid) if (now.in_job)(pid) => Err(NotForwarded::FromJob),
         // `fg` continues the whole group, `kill -CONT` only gpurun: the job's state tells them apart.
         Origin::Process(_) if signal == libc::SIGCONT && now.after_stop => {
-            if (now.main_stopped)() {
+            if (now.still_stopped)() {
                 Ok(())
             } else {
                 Err(NotForwarded::AlreadyContinued)
@@ -78,9 +78,9 @@ mod tests {
 
     fn ask(signal: i32, code: i32, leads: bool, after_stop: bool, stopped: bool) -> Result<(), NotForwarded> {
         let in_job = |pid: i32| pid == 7;
-        let main_stopped = || stopped;
+        let still_stopped = || stopped;
         let now =
-            Situation { leads_session: leads, after_stop, in_job: &in_job, main_stopped: &main_stopped };
+            Situation { leads_session: leads, after_stop, in_job: &in_job, still_stopped: &still_stopped };
         decide(signal, Origin::new(signal, code, 3), &now)
     }
 
@@ -117,7 +117,7 @@ mod tests {
     fn the_job_does_not_hear_its_own_echo() {
         let in_job = |pid: i32| pid == 7;
         let now =
-            Situation { leads_session: false, after_stop: false, in_job: &in_job, main_stopped: &|| false };
+            Situation { leads_session: false, after_stop: false, in_job: &in_job, still_stopped: &|| false };
         assert_eq!(decide(15, Origin::Process(7), &now), Err(NotForwarded::FromJob));
         assert_eq!(decide(15, Origin::Process(8), &now), Ok(()));
         assert_eq!(decide(15, Origin::Process(0), &now), Ok(()));

@@ -38,14 +38,6 @@ impl Figures {
     pub(super) fn amount(&self) -> Option<f64> {
         (self.weight > 0.0).then_some(self.integral)
     }
-
-    pub(super) fn merge(&mut self, other: &Figures) {
-        self.integral += other.integral;
-        self.weight += other.weight;
-        self.min = pick(self.min, other.min, f64::min);
-        self.max = pick(self.max, other.max, f64::max);
-        self.last = other.last.or(self.last);
-    }
 }
 
 fn pick(a: Option<f64>, b: Option<f64>, pick: fn(f64, f64) -> f64) -> Option<f64> {

@@ -117,7 +117,7 @@ pub(super) fn run_facts(report: &Report, part: &Part) -> Vec<(&'static str, Stri
         ("host memory", mean_max(&part.host_memory.figures, words::percent)),
         ("driver", part.about.driver.as_deref().map_or_else(|| UNKNOWN.to_owned(), clean)),
         ("windows", windows),
-        ("gpurun", own),
+        ("own cost", own),
     ]
 }
 
@@ -206,7 +206,7 @@ impl Table {
     fn trimmed(mut self) -> Self {
         let mut column = 0;
         while column < self.header.len() {
-            if self.header[column].1 && self.rows.iter().all(|row| row[column] == UNKNOWN) {
+            if self.rows.iter().all(|row| row[column] == UNKNOWN) {
                 self.header.remove(column);
                 for row in &mut self.rows {
                     row.remove(column);

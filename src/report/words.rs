@@ -2,6 +2,8 @@
 
 use jiff::Timestamp;
 
+use crate::model::signal;
+
 use super::about::Exit;
 use super::curve::Figures;
 use super::part::Part;
@@ -61,7 +63,7 @@ pub(super) fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match whole {
         0..3600 => format!("{} min {} s", whole / 60, whole % 60),
-        3600..86_400 => {
+        3600..172_800 => {
             let minutes = (whole + 30) / 60;
             format!("{} h {} min", minutes / 60, minutes % 60)
         }
@@ -121,6 +123,16 @@ pub(super) fn number(value: f64) -> String {
     }
 }
 
+/// A plain number in at most five characters or so, for beside a chart.
+pub(super) fn brief(value: f64) -> String {
+    let size = value.abs();
+    if size >= 1e4 || (size > 0.0 && size < 1e-2) {
+        format!("{value:.0e}")
+    } else {
+        number((value * 100.0).round() / 100.0)
+    }
+}
+
 fn trim(text: String) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
@@ -161,34 +173,12 @@ pub(super) fn strftime(us: i64, format: &str) -> String {
     Timestamp::from_microsecond(us).map_or_else(|_| UNKNOWN.to_owned(), |t| t.strftime(format).to_string())
 }
 
-/// Names of the signals that end jobs.
-fn signal_name(signal: i32) -> Option<&'static str> {
-    Some(match signal {
-        1 => "SIGHUP",
-        2 => "SIGINT",
-        3 => "SIGQUIT",
-        4 => "SIGILL",
-        6 => "SIGABRT",
-        7 => "SIGBUS",
-        8 => "SIGFPE",
-        9 => "SIGKILL",
-        11 => "SIGSEGV",
-        13 => "SIGPIPE",
-        15 => "SIGTERM",
-        24 => "SIGXCPU",
-        _ => return None,
-    })
-}
-
 /// How a run ended, as far as its log knows.
 pub(super) fn ending(part: &Part, describes: bool) -> String {
     match part.about.exit {
         Some(Exit::Code(0)) => "exit status 0".to_owned(),
         Some(Exit::Code(code)) => format!("exit status {code}"),
-        Some(Exit::Signal(signal)) => match signal_name(signal) {
-            Some(name) => format!("killed by {name} ({signal})"),
-            None => format!("killed by signal {signal}"),
-        },
+        Some(Exit::Signal(number)) => format!("killed by {}", signal::name(number)),
         None if !describes => UNKNOWN.to_owned(),
         None if part.about.end_us.is_some() => "recorded, not launched".to_owned(),
         None => "unknown: the log was not finished".to_owned(),
@@ -272,6 +262,7 @@ mod tests {
             (3599.6, "1 h 0 min"),
             (11_520.0, "3 h 12 min"),
             (86_399.0, "24 h 0 min"),
+            (86_400.0, "24 h 0 min"),
             (187_200.0, "2 d 4 h"),
         ];
         for (seconds, words) in cases {

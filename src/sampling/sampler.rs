@@ -76,6 +76,8 @@ impl Table {
 #[derive(Debug)]
 struct DeviceSeries {
     identity: Arc<DeviceIdentity>,
+    /// The physical GPU of a followed slice: its processes are its slices' and would count twice.
+    parent: bool,
     gpu: Table,
     job_use: JobUse,
     job_memory: Option<SeriesId>,
@@ -145,9 +147,10 @@ impl Sampler {
     /// Opens the files, finds the root of the tree and makes the series known from the start.
     /// Takes no sample.
     pub fn new(settings: SamplerSettings) -> Result<Self, SamplingError> {
-        // A part of the limit is left to sockets, log files and the driver.
-        let limit = own::descriptor_limit();
-        let descriptors = limit.saturating_sub(256).max(limit / 2).min(16_384);
+        let descriptors = settings.descriptors.unwrap_or_else(|| {
+            let limit = own::descriptor_limit();
+            limit.saturating_sub(256).max(limit / 2).min(16_384)
+        });
         let tree = Tree::new(&settings.proc_root, settings.root.clone(), descriptors)?;
         let ticks_per_second = own::ticks_per_second();
         let host = HostReader::new(&settings.proc_root, &settings.cgroup_root, ticks_per_second);
@@ -238,7 +241,10 @@ impl Sampler {
         let (host, whole) = (&mut self.host, &self.whole);
         host.read(now, |id| whole.get(id).is_some(), |id, reading| whole.push(id, reading, out));
         self.sample_gpus(gpu, out, changes);
-        if let (TreeRoot::GpuProcesses, Some(frame)) = (&self.settings.root, gpu) {
+        self.learn_pids(gpu);
+        if let (TreeRoot::GpuProcesses, Some(frame)) = (&self.settings.root, gpu)
+            && self.pid_match != PidMatch::Other
+        {
             let lists = frame.devices.iter().filter_map(|d| d.processes.as_ref()?.as_ref().ok());
             for process in lists.flatten() {
                 if let Ok(pid) = i32::try_from(process.pid) {
@@ -307,6 +313,7 @@ impl Sampler {
             }
             self.devices.push(DeviceSeries {
                 identity: Arc::clone(identity),
+                parent: device.role == Role::Parent,
                 gpu,
                 job_use: JobUse::UNKNOWN,
                 job_memory: None,
@@ -385,8 +392,11 @@ impl Sampler {
             whole.push(MetricId::JobThreads, Reading::Value(totals.threads as f64), out);
             whole.push(MetricId::JobMemoryRss, Reading::Value(totals.rss as f64 / MIB), out);
         } else if !self.seen_alive {
+            // It ended before anybody looked. Once its end is known, one process there was.
+            let known = totals.rss_peak.is_some();
             for metric in [MetricId::JobProcesses, MetricId::JobThreads, MetricId::JobMemoryRss] {
-                whole.push(metric, Reading::Missing, out);
+                let peak = known && metric != MetricId::JobMemoryRss;
+                whole.push(metric, if peak { Reading::Peak(1.0) } else { Reading::Missing }, out);
             }
         }
         if let Some(peak) = totals.rss_peak {
@@ -435,21 +445,24 @@ impl Sampler {
         }
     }
 
+    /// Whether the frame's pids mean the same here.
+    fn learn_pids(&mut self, gpu: Option<&GpuFrame>) {
+        let Some(frame) = gpu else { return };
+        let tree = &mut self.tree;
+        let lists = frame.devices.iter().filter_map(|device| device.processes.as_ref()?.as_ref().ok());
+        self.pid_match =
+            self.pid_match.learn(lists.flatten().map(|process| process.pid), |pid| tree.exists(pid));
+        if self.pid_match == PidMatch::Other && !self.other_told {
+            self.other_told = true;
+            self.notices.push(Notice::OtherPidNamespace);
+        }
+    }
+
     /// Joins the frame's process lists with the tree: the job's use of each device.
     fn attribute(&mut self, gpu: Option<&GpuFrame>, out: &mut Sample) {
         let Some(frame) = gpu else { return };
         let mut listed = false;
-        let tree = &mut self.tree;
-        let lists = || frame.devices.iter().filter_map(|device| device.processes.as_ref()?.as_ref().ok());
-        if lists().next().is_some() {
-            let pids = lists().flatten().map(|process| process.pid);
-            self.pid_match = self.pid_match.learn(pids, |pid| tree.exists(pid));
-        }
         let other = self.pid_match == PidMatch::Other;
-        if other && !self.other_told {
-            self.other_told = true;
-            self.notices.push(Notice::OtherPidNamespace);
-        }
         for (series, device) in self.devices.iter_mut().zip(&frame.devices) {
             let Some(processes) = &device.processes else { continue };
             listed = true;
@@ -475,7 +488,8 @@ impl Sampler {
             }
         }
         if let (true, Some(id)) = (listed, self.job_memory_total) {
-            let total = self.devices.iter().try_fold(0.0, |sum, device| match device.job_use.memory {
+            let mut with_processes = self.devices.iter().filter(|device| !device.parent);
+            let total = with_processes.try_fold(0.0, |sum, device| match device.job_use.memory {
                 Reading::Value(value) => Some(sum + value),
                 _ => None,
             });
@@ -609,6 +623,9 @@ impl Sampler {
         let pid = self.tree.nodes()[place].key().pid;
         for (at, device) in frame.devices.iter().enumerate().take(self.devices.len()) {
             let Some(list) = &device.processes else { continue };
+            if self.devices[at].parent {
+                continue;
+            }
             let used = attribution::use_of(device, pid);
             let Some(Some(series)) = self.processes.get(slot) else { return };
             let known = series.on_device.iter().position(|(place, _)| *place == at);

@@ -57,6 +57,9 @@ pub struct SamplerSettings {
     pub gpu_processes_interval: Duration,
     /// Shortest time between two readings of `memory_pss`; 15 ms of CPU per GB each.
     pub pss_interval: Duration,
+    /// How many files of processes may stay open; `None` is by the limit of this process, some left
+    /// for sockets, logs and the driver. Without a kept one each read opens its file.
+    pub descriptors: Option<usize>,
 }
 
 impl SamplerSettings {
@@ -73,6 +76,7 @@ impl SamplerSettings {
             dear_interval: Duration::from_secs(5),
             gpu_processes_interval: Duration::from_secs(2),
             pss_interval: Duration::from_secs(30),
+            descriptors: None,
         }
     }
 }

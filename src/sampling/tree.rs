@@ -481,15 +481,14 @@ impl Tree {
         if !history {
             // Between the list and now the pid may have become another's, or the process an orphan
             // that the next pass finds elsewhere.
-            let child_of_self = ppid == self.self_pid;
-            match self.root {
-                TreeRoot::ChildrenOfSelf { .. } if child_of_self => {
-                    if start_ticks < self.main_start {
-                        return;
-                    }
-                }
-                _ if !self.by_pid.contains_key(&ppid) => return,
-                _ => {}
+            let launched = matches!(self.root, TreeRoot::ChildrenOfSelf { .. });
+            let ours = if launched && ppid == self.self_pid {
+                start_ticks >= self.main_start
+            } else {
+                self.by_pid.contains_key(&ppid)
+            };
+            if !ours {
+                return;
             }
         }
         let mut files = Files::default();
@@ -539,6 +538,7 @@ impl Tree {
 
     fn read(&mut self, place: usize) {
         let node = &mut self.nodes[place];
+        node.peak_news = None;
         let pid = node.key.pid;
         let at = |name: &str| StackPath::of_process(pid, name);
         let text = read_kept(node.files.stat.as_ref(), &self.proc, &at("stat"), &mut self.buffer);
@@ -576,7 +576,6 @@ impl Tree {
         let first = node.reads == 0;
         node.reads += 1;
 
-        node.peak_news = None;
         if node.zombie {
             node.rss = Some(0);
         } else {

@@ -253,7 +253,6 @@ fn take(pool: &[(&Judged, &DeviceSnapshot)], min: usize, max: usize) -> Vec<usiz
 
 /// Keeps what one `CUDA_VISIBLE_DEVICES` can hold: whole GPUs, or a single MIG slice. The best device decides
 /// which, unless a slice would be too few and whole GPUs are enough.
-#[expect(clippy::type_complexity, reason = "the two halves of one private step")]
 fn one_kind<'a>(
     ranked: Vec<(&'a Judged, &'a DeviceSnapshot)>,
     min: usize,

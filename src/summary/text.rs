@@ -34,8 +34,12 @@ fn gpu_line(gpu: &super::json::GpuSummary) -> String {
     let total = gpu.memory_total_mib.map_or_else(|| "?".to_owned(), |t| format!("{t:.0}"));
     let peak = gpu.job_memory_mib.max.filter(|max| *max > 0.0);
     match (peak, gpu.memory_used_mib.max) {
-        (Some(job), _) => drop(write!(line, ", job memory peak {job:.0} of {total} MiB")),
-        (None, Some(used)) => drop(write!(line, ", memory in use at most {used:.0} of {total} MiB")),
+        (Some(job), _) => {
+            let _ = write!(line, ", job memory peak {job:.0} of {total} MiB");
+        }
+        (None, Some(used)) => {
+            let _ = write!(line, ", memory in use at most {used:.0} of {total} MiB");
+        }
         (None, None) => line.push_str(", memory unknown"),
     }
     if let Some(power) = gpu.power_w.mean {
@@ -58,7 +62,7 @@ fn job_line(summary: &Summary) -> String {
     let mut line = String::from("job: ");
     match job.cpu_s {
         Some(cpu) => {
-            drop(write!(line, "{} of CPU ({} of a core)", duration(cpu), mean_max(&job.cpu_percent, "%")))
+            let _ = write!(line, "{} of CPU ({} of a core)", duration(cpu), mean_max(&job.cpu_percent, "%"));
         }
         None => line.push_str("CPU unknown"),
     }

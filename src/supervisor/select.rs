@@ -32,6 +32,10 @@ pub fn run(
         Ok(settled) => settled,
         Err(error) => {
             let _ = writeln!(screen.out, "gpurun: {error}");
+            // For programs the verdicts are the answer, and they say themselves that it is none.
+            if let Some(shortage) = error.shortage().filter(|_| settings.json) {
+                let _ = writeln!(streams.stdout, "{}", shortage.json);
+            }
             return match error {
                 ChooseError::TooFew(_) | ChooseError::Never(_) => Exit::SelectTooFew,
                 // nvisel answers 2 where the driver fails.

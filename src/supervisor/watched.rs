@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::collectors::nvml::{Nvml, NvmlError};
 use crate::model::device::{DeviceIdentity, ProbeRequest};
 
-use super::choose::{self, ChooseError, Surroundings};
+use super::choose::{self, Surroundings};
 
 /// The devices of a run.
 pub enum Watched {
@@ -73,8 +73,7 @@ pub(super) fn seen_by_the_job(
         Ok(watched) => Ok((watched.devices, watched.notes)),
         Err(error) => match (failed, error) {
             (Some(error), _) => Err(error),
-            (None, ChooseError::Driver(text) | ChooseError::TooFew(text)) => Ok((Vec::new(), vec![text])),
-            (None, other) => Ok((Vec::new(), vec![other.to_string()])),
+            (None, error) => Ok((Vec::new(), vec![error.to_string()])),
         },
     }
 }

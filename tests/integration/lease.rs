@@ -172,7 +172,7 @@ fn crowding(host: &Host) -> (i32, usize) {
 #[test]
 fn sixteen_that_wait_all_run_and_never_two_on_one() {
     let host = idle(8);
-    for round in 1..=20 {
+    for round in 1..=50 {
         let all: Vec<Child> = (0..16).map(|_| stamping(&host, &["-n", "1", "--wait"])).collect();
         for mut child in all {
             assert!(child.wait().unwrap().success());
@@ -240,9 +240,12 @@ fn a_killed_gpurun_leaves_its_gpu_with_its_job() {
     command.args(["-n", "1"]);
     let mut running = Running::run(command, "echo $$; cat > /dev/null");
     let job: u64 = running.line().parse().unwrap();
-    let held = holders(&host);
     let gpurun = running.child.id();
-    assert_eq!(held[&0][0]["pid"], u64::from(gpurun));
+    let held = until("the job is noted", || {
+        let held = holders(&host)[&0].first()?.clone();
+        (held["job"] == job).then_some(held)
+    });
+    assert_eq!(held["pid"], u64::from(gpurun));
     running.child.kill().unwrap();
     assert_eq!(running.child.wait().unwrap().signal(), Some(libc::SIGKILL));
     let output = run(&host, &["-n", "1", "--", "true"]);

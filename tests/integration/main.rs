@@ -2,6 +2,7 @@
 
 mod architecture;
 mod cli;
+mod collector;
 mod control;
 mod docs;
 mod fake_driver;

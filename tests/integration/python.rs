@@ -375,3 +375,37 @@ open("status.txt", "wb").write(subprocess.run(["gpurun", "status", str(os.getppi
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1);
 }
+
+/// `pip install .` from the checkout into a fresh environment. It compiles gpurun once more, in a target
+/// directory of its own, so that the program that other tests run is not replaced under them.
+#[test]
+#[ignore = "compiles everything again, and fetches maturin: minutes; run with --run-ignored all"]
+fn pip_install_brings_the_binary_and_the_module() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let venv = dir.join("venv");
+    succeed(Command::new(python()).args(["-m", "venv"]).arg(&venv));
+    let mut pip = Command::new(venv.join("bin/pip"));
+    pip.args(["install", "--disable-pip-version-check", "--quiet"]).arg(repository());
+    pip.env("CARGO_TARGET_DIR", repository().join("target/wheel"));
+    pip.env("MATURIN_PEP517_ARGS", "--profile dev");
+    succeed(&mut pip);
+    let installed = |program: &str| {
+        let mut command = Command::new(venv.join("bin").join(program));
+        environment(&mut command, dir);
+        command.env_remove("PYTHONPATH").current_dir(dir);
+        command.env("GPURUN_NVML_LIBRARY", dir.join("no-such-library.so"));
+        command
+    };
+    let version = succeed(installed("gpurun").arg("--version"));
+    assert_eq!(String::from_utf8_lossy(&version.stdout), format!("gpurun {}\n", env!("CARGO_PKG_VERSION")));
+    let inside = "import gpurun, gpurun.lightning, os; \
+        assert os.path.exists(os.path.join(os.path.dirname(gpurun.__file__), 'py.typed')); \
+        print(gpurun.__version__, gpurun.is_active())";
+    let mut command = installed("gpurun");
+    command.arg("--").arg(venv.join("bin/python")).args(["-c", inside]);
+    let said = succeed(&mut command);
+    assert_eq!(String::from_utf8_lossy(&said.stdout), format!("{} True\n", env!("CARGO_PKG_VERSION")));
+    let listed = succeed(Command::new(venv.join("bin/pip")).args(["show", "gpurun-sidecar"]));
+    assert!(String::from_utf8_lossy(&listed.stdout).contains("Name: gpurun-sidecar"));
+}

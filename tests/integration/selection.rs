@@ -573,6 +573,11 @@ fn explain_and_json_tell_each_verdict() {
     assert_eq!(verdict["verdict"], "fail");
     assert_eq!(verdict["limit"], 5_000_000_000_u64);
     assert_eq!(verdict["value"], 1000 * 1024 * 1024);
+    let output = host.select(&["-f", "5G", "-n", "2", "--json"]);
+    assert_eq!(output.status.code(), Some(4));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&json["enough"], &json["cuda_visible_devices"]), (&false.into(), &serde_json::Value::Null));
+    assert_eq!(json["devices"][0]["chosen"], false);
 }
 
 #[test]
@@ -864,12 +869,13 @@ fn select_answers_as_nvisel_does() {
         input.push_str(&serde_json::json!({ "scenario": path, "words": case.words }).to_string());
         input.push('\n');
     }
+    let user = String::from_utf8(Command::new("id").arg("-un").output().unwrap().stdout).unwrap();
     let mut command = Command::new(support::python());
     host.driver.apply(&mut command);
     let mut child = command
         .arg(&script)
         .env_remove("CUDA_VISIBLE_DEVICES")
-        .env("USER", "root")
+        .env("LOGNAME", user.trim_end())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -883,6 +889,8 @@ fn select_answers_as_nvisel_does() {
     assert_eq!(answers.len(), cases.len(), "nvisel answered every case");
 
     let (mut short, mut printed) = (0, 0);
+    let accounted =
+        cases.iter().filter(|case| case.words.iter().any(|word| word == "--account-as-free")).count();
     for (index, (case, answer)) in cases.iter().zip(&answers).enumerate() {
         let ours = host
             .gpurun()
@@ -906,5 +914,5 @@ fn select_answers_as_nvisel_does() {
         }
     }
     // Both kinds of answer were really compared.
-    assert!(short > 20 && printed > 150, "{short} too few, {printed} printed");
+    assert!(short > 20 && printed > 150 && accounted > 5, "{short} too few, {printed} printed, {accounted}");
 }

@@ -1,6 +1,7 @@
 //! One NVML function, one method: a value in plain units of the driver, or the fault.
 
 use std::ffi::{CStr, c_char, c_uint};
+use std::sync::atomic::Ordering;
 
 use nvml_wrapper_sys::bindings as sys;
 
@@ -196,15 +197,15 @@ impl Nvml {
     /// # Errors
     /// As the driver answers: not supported where a GPU has no memory of its own.
     pub fn memory(&self, device: Handle) -> CallResult<MemoryInfo> {
-        if self.remembers_memory_v1() {
-            return self.memory_v1(device);
+        if self.memory_v1.load(Ordering::Relaxed) {
+            return self.read_memory_v1(device);
         }
-        let newer = self.memory_v2(device);
+        let newer = self.read_memory_v2(device);
         match newer {
-            Err(fault) if !fault.is_lost() && !fault.is_driver_gone() => match self.memory_v1(device) {
+            Err(fault) if !fault.is_lost() && !fault.is_driver_gone() => match self.read_memory_v1(device) {
                 Ok(memory) => {
                     if fault.is_permanent() {
-                        self.remember_memory_v1();
+                        self.memory_v1.store(true, Ordering::Relaxed);
                     }
                     Ok(memory)
                 }
@@ -215,7 +216,7 @@ impl Nvml {
         }
     }
 
-    fn memory_v2(&self, device: Handle) -> CallResult<MemoryInfo> {
+    fn read_memory_v2(&self, device: Handle) -> CallResult<MemoryInfo> {
         let mut memory = sys::nvmlMemory_v2_t {
             version: struct_version::<sys::nvmlMemory_v2_t>(2),
             total: 0,
@@ -227,7 +228,7 @@ impl Nvml {
         plausible(MemoryInfo { total: memory.total, free: memory.free, used: memory.used })
     }
 
-    fn memory_v1(&self, device: Handle) -> CallResult<MemoryInfo> {
+    fn read_memory_v1(&self, device: Handle) -> CallResult<MemoryInfo> {
         let mut memory = sys::nvmlMemory_t { total: 0, free: 0, used: 0 };
         call!(self, nvmlDeviceGetMemoryInfo(device.0, &raw mut memory))?;
         plausible(MemoryInfo { total: memory.total, free: memory.free, used: memory.used })
@@ -238,21 +239,28 @@ impl Nvml {
     /// # Errors
     /// As the driver answers.
     pub fn temperature(&self, device: Handle) -> CallResult<i32> {
+        if !self.temperature_v1.load(Ordering::Relaxed) {
+            match self.read_temperature_v(device) {
+                Err(fault) if fault.is_permanent() => {}
+                other => return other,
+            }
+        }
+        let mut degrees = 0;
+        let sensor = sys::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU;
+        call!(self, nvmlDeviceGetTemperature(device.0, sensor, &raw mut degrees))?;
+        self.temperature_v1.store(true, Ordering::Relaxed);
+        // The old call says `unsigned` and means the same bits.
+        Ok(degrees.cast_signed())
+    }
+
+    fn read_temperature_v(&self, device: Handle) -> CallResult<i32> {
         let mut answer = sys::nvmlTemperature_t {
             version: struct_version::<sys::nvmlTemperature_t>(1),
             sensorType: sys::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU,
             temperature: 0,
         };
-        match call!(self, nvmlDeviceGetTemperatureV(device.0, &raw mut answer)) {
-            Ok(()) => return Ok(answer.temperature),
-            Err(fault) if !fault.is_permanent() => return Err(fault),
-            Err(_) => {}
-        }
-        let mut degrees = 0;
-        let sensor = sys::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU;
-        call!(self, nvmlDeviceGetTemperature(device.0, sensor, &raw mut degrees))?;
-        // The old call says `unsigned` and means the same bits.
-        Ok(degrees.cast_signed())
+        call!(self, nvmlDeviceGetTemperatureV(device.0, &raw mut answer))?;
+        Ok(answer.temperature)
     }
 
     /// Board power in mW.

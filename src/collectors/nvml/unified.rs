@@ -1,13 +1,14 @@
 //! GPUs without memory of their own (GB10, N1X, Jetson): what the host says instead of the driver.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::error::{CallResult, Fault};
 use super::{Handle, MemoryInfo, Nvml};
+use crate::collectors::cgroup::CgroupLimits;
+use crate::collectors::procfs::file::{Buffer, KernelFile};
+use crate::collectors::procfs::parse;
 
 /// The host's memory in bytes, as far as this process may use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,10 +29,16 @@ impl HostMemorySource {
         Self(Arc::new(read))
     }
 
-    /// `meminfo` under this root, without any cgroup.
-    pub fn proc(root: &Path) -> Self {
-        let path: PathBuf = root.join("meminfo");
-        Self::new(move || meminfo(&path))
+    /// `meminfo` under `proc_root`, bounded by the memory cgroup under `cgroup_root` that gpurun runs in.
+    ///
+    /// Nothing is opened before the first read: most GPUs have memory of their own.
+    pub fn system(proc_root: &Path, cgroup_root: &Path) -> Self {
+        let (proc_root, cgroup_root) = (proc_root.to_owned(), cgroup_root.to_owned());
+        let files = OnceLock::new();
+        Self::new(move || {
+            let files = files.get_or_init(|| Files::open(&proc_root, &cgroup_root).map(Mutex::new));
+            files.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).read()
+        })
     }
 
     /// The host's memory now.
@@ -42,7 +49,7 @@ impl HostMemorySource {
 
 impl Default for HostMemorySource {
     fn default() -> Self {
-        Self::proc(Path::new("/proc"))
+        Self::system(Path::new("/proc"), Path::new("/sys/fs/cgroup"))
     }
 }
 
@@ -52,30 +59,43 @@ impl fmt::Debug for HostMemorySource {
     }
 }
 
-/// `MemTotal` and `MemAvailable` of a `meminfo` file.
-pub fn meminfo(path: &Path) -> Option<HostMemory> {
-    // Both lines stand within the first hundred bytes of the file.
-    let mut buffer = [0_u8; 1024];
-    let mut length = 0;
-    let mut file = File::open(path).ok()?;
-    loop {
-        match file.read(buffer.get_mut(length..)?) {
-            Ok(0) => break,
-            Ok(more) => length += more,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_) => return None,
-        }
-    }
-    let text = buffer.get(..length)?;
-    Some(HostMemory { total: kibibytes(text, b"MemTotal:")?, available: kibibytes(text, b"MemAvailable:")? })
+/// The open files behind a source.
+struct Files {
+    meminfo: KernelFile,
+    cgroup: CgroupLimits,
+    limits: Vec<Option<u64>>,
+    reads: u32,
+    buffer: Buffer,
 }
 
-fn kibibytes(text: &[u8], key: &[u8]) -> Option<u64> {
-    let line = text.split(|byte| *byte == b'\n').find(|line| line.starts_with(key))?;
-    let digits = line.iter().filter(|byte| byte.is_ascii_digit());
-    let value =
-        digits.fold(0_u64, |value, digit| value.saturating_mul(10).saturating_add(u64::from(digit - b'0')));
-    value.checked_mul(1024)
+impl Files {
+    fn open(proc_root: &Path, cgroup_root: &Path) -> Option<Self> {
+        Some(Self {
+            meminfo: KernelFile::open(&proc_root.join("meminfo")).ok()?,
+            cgroup: CgroupLimits::find(proc_root, cgroup_root),
+            limits: Vec::new(),
+            reads: 0,
+            buffer: Buffer::default(),
+        })
+    }
+
+    fn read(&mut self) -> Option<HostMemory> {
+        /// A limit that an administrator changes is known after so many reads.
+        const REFRESH: u32 = 30;
+        if self.reads.is_multiple_of(REFRESH) {
+            self.cgroup.refresh_limits(&mut self.limits);
+        }
+        self.reads = self.reads.wrapping_add(1);
+        let info = parse::meminfo(self.meminfo.read(&mut self.buffer).ok()?)?;
+        let host = HostMemory { total: info.total, available: info.available? };
+        Some(match self.cgroup.memory_bound(&self.limits, &mut self.buffer) {
+            Some(bound) if bound.limit < host.total => HostMemory {
+                total: bound.limit,
+                available: host.available.min(bound.limit.saturating_sub(bound.used)),
+            },
+            _ => host,
+        })
+    }
 }
 
 /// Whether the product is known to have no memory of its own, whatever the driver reports as its memory: some
@@ -123,13 +143,26 @@ mod tests {
     }
 
     #[test]
-    fn meminfo_is_read_in_bytes() {
+    fn the_budget_is_meminfo_bounded_by_the_cgroup() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("meminfo");
-        std::fs::write(&path, "MemTotal:       1000 kB\nMemFree:  10 kB\nMemAvailable:    600 kB\n").unwrap();
-        assert_eq!(meminfo(&path), Some(HostMemory { total: 1_024_000, available: 614_400 }));
-        std::fs::write(&path, "MemTotal:       1000 kB\n").unwrap();
-        assert_eq!(meminfo(&path), None);
-        assert_eq!(meminfo(Path::new("/nonexistent/meminfo")), None);
+        let (proc_root, cgroup) = (dir.path().join("proc"), dir.path().join("cgroup"));
+        let source = || HostMemorySource::system(&proc_root, &cgroup);
+        assert_eq!(source().read(), None);
+
+        std::fs::create_dir_all(proc_root.join("self")).unwrap();
+        std::fs::create_dir_all(cgroup.join("box")).unwrap();
+        std::fs::write(
+            proc_root.join("meminfo"),
+            "MemTotal:       1000 kB\nMemFree:  10 kB\nMemAvailable:    600 kB\n",
+        )
+        .unwrap();
+        assert_eq!(source().read(), Some(HostMemory { total: 1_024_000, available: 614_400 }));
+
+        std::fs::write(proc_root.join("self/cgroup"), "0::/box\n").unwrap();
+        std::fs::write(cgroup.join("cgroup.procs"), "").unwrap();
+        std::fs::write(cgroup.join("box/memory.max"), "500000\n").unwrap();
+        std::fs::write(cgroup.join("box/memory.current"), "300000\n").unwrap();
+        std::fs::write(cgroup.join("box/memory.stat"), "inactive_file 100000\n").unwrap();
+        assert_eq!(source().read(), Some(HostMemory { total: 500_000, available: 300_000 }));
     }
 }

@@ -96,3 +96,34 @@ impl GpuSettings {
         self.interval * 5 / 2
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paces_follow_the_tiers_and_never_pass_the_interval() {
+        let second = Duration::from_secs(1);
+        let settings = GpuSettings::new(MetricId::ALL.to_vec(), second);
+        assert_eq!(settings.pace(MetricId::GpuPowerUsage), second);
+        assert_eq!(settings.pace(MetricId::GpuFanSpeed), 5 * second);
+        assert_eq!(settings.pace(MetricId::GpuPcieRxSampled), 5 * second);
+        assert_eq!(settings.pace(MetricId::JobGpuMemory), 2 * second);
+        assert_eq!(settings.pace(MetricId::ProcessGpuSmUtilization), 2 * second);
+        assert_eq!(settings.pace(MetricId::HostCpuPercent), second);
+        let slow = GpuSettings::new(Vec::new(), 30 * second);
+        assert!(MetricId::ALL.iter().all(|id| slow.pace(*id) == 30 * second));
+    }
+
+    #[test]
+    fn only_the_gpu_scope_is_wanted() {
+        let settings = GpuSettings::new(MetricId::ALL.to_vec(), Duration::from_secs(1));
+        assert!(settings.wanted().iter().all(|id| id.get().scope == Scope::Gpu));
+        assert!(
+            settings.slow().has(MetricId::GpuFanSpeed) && !settings.slow().has(MetricId::GpuGpuUtilization)
+        );
+        let mut set = MetricSet::default();
+        set.insert(MetricId::ALL[MetricId::ALL.len() - 1]);
+        assert_eq!(set.iter().collect::<Vec<_>>(), [MetricId::ALL[MetricId::ALL.len() - 1]]);
+    }
+}

@@ -465,7 +465,8 @@ fn a_carve_out_is_no_budget_and_silence_alone_is_no_unified_memory() {
     ]);
     on_stage("a_carve_out_is_no_budget_and_silence_alone_is_no_unified_memory", scenario, |stage| {
         std::fs::write(stage.file("meminfo"), "MemTotal: 48000000 kB\nMemAvailable: 30000000 kB\n").unwrap();
-        let nvml = stage.nvml().with_proc_root(&stage.directory);
+        let source = HostMemorySource::system(&stage.directory, &stage.directory);
+        let nvml = stage.nvml().with_host_memory(source);
         let seen = nvml.probe(&ProbeRequest { memory: true, ..ProbeRequest::default() }).unwrap();
         let memory = DeviceMemory { total: 48_000_000 << 10, free: 30_000_000 << 10, used: 0, unified: true };
         assert_eq!(seen[0].memory, Ok(memory));
@@ -735,7 +736,63 @@ fn energy_goes_on_after_a_counter_that_begins_anew() {
     });
 }
 
+#[test]
+fn newer_calls_that_refuse_are_replaced_for_good() {
+    let refuse = |function: &str, error: &str| Fault {
+        function: function.to_owned(),
+        error: Some(error.to_owned()),
+        ..Fault::default()
+    };
+    let scenario = Scenario {
+        fault: vec![
+            refuse("nvmlDeviceGetMemoryInfo_v2", "ARGUMENT_VERSION_MISMATCH"),
+            refuse("nvmlDeviceGetTemperatureV", "NOT_SUPPORTED"),
+            refuse("nvmlDeviceGetComputeRunningProcesses_v3", "FUNCTION_NOT_FOUND"),
+        ],
+        ..machine(vec![Gpu {
+            memory_reserved: Some(96.into()),
+            process: vec![Process::compute(4_000_001, 100.0)],
+            ..gpu()
+        }])
+    };
+    on_stage("newer_calls_that_refuse_are_replaced_for_good", scenario, |stage| {
+        let mut reader = reader(stage.nvml(), settings());
+        frame(stage, &mut reader, 0.0);
+        stage.calls();
+        let now = frame(stage, &mut reader, 2.0);
+        // Version 1 counts the driver's reserve as used.
+        near(value(&now, 0, MetricId::GpuMemoryUsed), 1120.0);
+        near(value(&now, 0, MetricId::GpuTemperature), 40.0);
+        assert_eq!(processes(&now, 0)[0].memory, Some(100 * MIB));
+        let counts = stage.counts();
+        for refused in ["MemoryInfo_v2", "TemperatureV", "ComputeRunningProcesses_v3"] {
+            assert_eq!(counts.get(&format!("nvmlDeviceGet{refused}")), None, "{refused}");
+        }
+        assert_eq!(counts.get("nvmlDeviceGetComputeRunningProcesses_v2"), Some(&1));
+    });
+}
+
 // ---- the reader: processes ----
+
+#[test]
+fn lists_longer_than_the_buffer_are_whole() {
+    let process = |pid| Process { sm: Some(1.into()), ..Process::compute(pid, 1.0) };
+    let scenario = machine(vec![Gpu { process: (1..=700).map(process).collect(), ..gpu() }]);
+    on_stage("lists_longer_than_the_buffer_are_whole", scenario, |stage| {
+        let mut reader = reader(stage.nvml(), settings());
+        let first = frame(stage, &mut reader, 1.0);
+        let uses = processes(&first, 0);
+        assert_eq!(uses.len(), 700);
+        assert!(uses.iter().all(|one| one.memory == Some(MIB) && one.sm == Some(1.0)));
+        stage.calls();
+        frame(stage, &mut reader, 3.0);
+        assert_eq!(
+            stage.counts().get("nvmlDeviceGetComputeRunningProcesses_v3"),
+            Some(&1),
+            "the buffer is kept"
+        );
+    });
+}
 
 #[test]
 fn process_shares_are_of_the_time_since_the_last_look() {
@@ -764,9 +821,6 @@ fn process_shares_are_of_the_time_since_the_last_look() {
             assert_eq!(uses[4].memory, None);
         }
         assert_eq!(frame(stage, &mut reader, 203.0).devices[0].processes, None, "not due");
-        // The driver has no newer samples: nothing ran.
-        let idle = frame(stage, &mut reader, 202.0 + 2.0);
-        assert_eq!(processes(&idle, 0)[0].sm, Some(60.0));
     });
 }
 

@@ -1,0 +1,196 @@
+//! Steady state allocates nothing: the sampler on a real tree, and the fold, under a counting allocator. A binary of
+//! its own, because an allocator counts for a whole program.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::print_stdout, reason = "the cost is shown, and never judged")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use gpurun::model::id::SeriesId;
+use gpurun::model::mark::{Mark, MarkOp};
+use gpurun::model::metric::MetricId;
+use gpurun::model::reading::Reading;
+use gpurun::model::sample::Sample;
+use gpurun::model::series::SeriesInfo;
+use gpurun::model::time::{ClockPair, Mono, Wall};
+use gpurun::sampling::{Due, ProcessDetail, Sampler, SamplerSettings, TreeRoot};
+use gpurun::windowing::{Fold, FoldSettings};
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+/// The tests of this binary take turns: they share the count.
+static TURN: Mutex<()> = Mutex::new(());
+
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A shell with `children` children that wait for the end of their input.
+struct Job(Child);
+
+impl Job {
+    fn with_children(children: usize) -> Self {
+        // `read` waits on the pipe that the test holds: nothing outlives the test.
+        let script = format!(
+            "i=0; while [ $i -lt {children} ]; do sh -c 'read x; :' & i=$((i+1)); done; echo up; read x; wait"
+        );
+        let script = script.replace("read x; :' &", "read x; :' <&3 &");
+        let mut child = Command::new("sh")
+            .args(["-c", &format!("exec 3<&0; {script}")])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut up = [0; 3];
+        child.stdout.as_mut().unwrap().read_exact(&mut up).unwrap();
+        Self(child)
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+/// CPU time of this thread.
+fn thread_cpu() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one timespec into `time`.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(u64::try_from(time.tv_sec).unwrap(), u32::try_from(time.tv_nsec).unwrap())
+}
+
+fn steady(children: usize, detail: ProcessDetail, descriptors: Option<usize>) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let job = Job::with_children(children);
+    let mut settings = SamplerSettings::new(TreeRoot::Pids(vec![i32::try_from(job.0.id()).unwrap()]));
+    settings.processes = detail;
+    settings.descriptors = descriptors;
+    let mut sampler = Sampler::new(settings).unwrap();
+    let (mut sample, mut changes) = (Sample::default(), Vec::new());
+    let mut at = 0;
+    let mut take = |sampler: &mut Sampler| {
+        at += 1_000_000_000;
+        sampler.sample(Mono(at), Due::unscheduled(), None, &mut sample, &mut changes);
+        let told = changes.len();
+        changes.clear();
+        told
+    };
+    take(&mut sampler);
+    assert_eq!(sampler.live().processes.len(), children + 1);
+    while take(&mut sampler) > 0 {}
+    // The host's own files may still outgrow a buffer once.
+    for _ in 0..3 {
+        take(&mut sampler);
+    }
+    const SAMPLES: u32 = 200;
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let start = thread_cpu();
+    for _ in 0..SAMPLES {
+        take(&mut sampler);
+    }
+    let time = (thread_cpu() - start) / SAMPLES;
+    let allocated = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    println!("{} processes: {time:?} of CPU a sample", children + 1);
+    assert_eq!(allocated, 0, "{allocated} allocations in {SAMPLES} samples");
+}
+
+#[test]
+fn one_process() {
+    steady(0, ProcessDetail::Gpu, None);
+}
+
+#[test]
+fn fifty_one_processes() {
+    steady(50, ProcessDetail::Gpu, None);
+}
+
+#[test]
+fn fifty_one_processes_each_with_series() {
+    steady(50, ProcessDetail::All, None);
+}
+
+#[test]
+fn fifty_one_processes_without_descriptors() {
+    steady(50, ProcessDetail::All, Some(0));
+}
+
+/// 300 series, a value and a peak each, with three nested tags open.
+#[test]
+fn the_fold() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    const SECOND: u64 = 1_000_000_000;
+    const SAMPLES: u64 = 1000;
+    let settings = FoldSettings {
+        window: Duration::from_secs(1_000_000),
+        root_tag: Arc::from("run"),
+        rank: None,
+        every_n_steps: 50,
+        slack: Duration::from_millis(300),
+    };
+    let mut fold = Fold::new(settings, Mono(0));
+    for number in 0..300 {
+        let metric = if number % 2 == 0 { MetricId::HostMemoryUsed } else { MetricId::HostDiskRead };
+        let pace = Duration::from_secs(1);
+        let info = SeriesInfo { metric, label: None, device: None, process: None, pace };
+        fold.open_series(SeriesId(number), Arc::new(info));
+    }
+    for tag in ["train", "epoch", "batch"] {
+        fold.mark(Mark { stack: Fold::OWN, at: Mono(1), op: MarkOp::Begin { tag: Arc::from(tag) } }).unwrap();
+    }
+    let mut sample = Sample::default();
+    let mut out = Vec::new();
+    let mut take = |fold: &mut Fold, second: u64| {
+        sample.clear(Mono(second * SECOND));
+        for number in 0..300 {
+            sample.push(SeriesId(number), Reading::Value(second as f64));
+            sample.push(SeriesId(number), Reading::Peak(second as f64));
+        }
+        fold.sample(&sample);
+        fold.advance(ClockPair { mono: Mono(second * SECOND), wall: Wall(0) }, &mut out);
+    };
+    for second in 1..10 {
+        take(&mut fold, second);
+    }
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let start = thread_cpu();
+    for second in 10..10 + SAMPLES {
+        take(&mut fold, second);
+    }
+    let time = (thread_cpu() - start) / u32::try_from(SAMPLES).unwrap();
+    let allocated = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    println!("300 series in 4 spans: {time:?} of CPU a sample");
+    assert_eq!(allocated, 0, "{allocated} allocations in {SAMPLES} samples");
+    let collected = fold.collect(Fold::OWN, Mono((10 + SAMPLES) * SECOND));
+    assert_eq!((&*collected.tag, collected.rows.len()), ("run/train/epoch/batch", 300));
+    assert!(
+        collected.rows.iter().all(|row| u64::from(row.stats.samples) >= SAMPLES && row.stats.missing == 0)
+    );
+}
