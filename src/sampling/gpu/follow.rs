@@ -7,7 +7,7 @@ use super::settings::{GpuSettings, MetricSet};
 use super::totals::{EnergyMeter, PowerIntegral, Unwrapped};
 use super::{Depth, Followed, GpuNews, Role, Source};
 use crate::collectors::nvml::{
-    CallResult, Fault, Field, FieldNumber, FieldRequest, Handle, Nvml, ProcessBuffer,
+    CallResult, Fault, Field, FieldNumber, FieldRequest, Handle, Nvml, ProcessBuffer, UtilizationSample,
 };
 use crate::model::device::DeviceIdentity;
 use crate::model::metric::MetricId;
@@ -722,10 +722,8 @@ impl Device {
         match pass.nvml.process_utilization(device, since, pass.buffer) {
             Ok(samples) => {
                 for one in uses {
-                    let of_pid =
-                        || samples.iter().filter(|sample| sample.pid == one.pid && sample.stamp > since);
-                    one.sm = mean_share(of_pid().map(|sample| sample.sm));
-                    one.memory_utilization = mean_share(of_pid().map(|sample| sample.memory));
+                    one.sm = mean_share(samples, one.pid, since, |sample| sample.sm);
+                    one.memory_utilization = mean_share(samples, one.pid, since, |sample| sample.memory);
                 }
                 let newest = samples.iter().map(|sample| sample.stamp).max().unwrap_or(since);
                 self.utilization_seen = Some(newest.max(since));
@@ -749,13 +747,20 @@ impl Device {
     }
 }
 
-/// The mean of a process's samples in percent. None at all is a measured 0: the driver keeps a sample only of those
-/// that ran. Only impossible ones are unknown.
-fn mean_share(samples: impl Iterator<Item = u32>) -> Option<f64> {
+/// The mean of a process's samples newer than `since`, in percent. None at all is a measured 0: the driver keeps
+/// samples only of those that ran. Only impossible ones are unknown.
+fn mean_share(
+    samples: &[UtilizationSample],
+    pid: u32,
+    since: u64,
+    share: impl Fn(&UtilizationSample) -> u32,
+) -> Option<f64> {
     let (mut sum, mut good, mut bad) = (0.0, 0_u32, false);
-    for sample in samples {
-        if sample <= 100 {
-            sum += f64::from(sample);
+    // Some drivers do not heed how new the samples should be.
+    for sample in samples.iter().filter(|sample| sample.pid == pid && sample.stamp > since) {
+        let percent = share(sample);
+        if percent <= 100 {
+            sum += f64::from(percent);
             good += 1;
         } else {
             bad = true;
@@ -774,9 +779,12 @@ mod tests {
 
     #[test]
     fn impossible_shares_are_dropped_and_silence_is_zero() {
-        assert_eq!(mean_share([].into_iter()), Some(0.0));
-        assert_eq!(mean_share([40, 60, 4_000_000].into_iter()), Some(50.0));
-        assert_eq!(mean_share([101].into_iter()), None);
+        let sample = |pid, stamp, sm| UtilizationSample { pid, stamp, sm, memory: 0 };
+        let share = |samples: &[UtilizationSample]| mean_share(samples, 7, 100, |sample| sample.sm);
+        assert_eq!(share(&[]), Some(0.0));
+        assert_eq!(share(&[sample(7, 101, 40), sample(7, 102, 60), sample(7, 103, 4_000_000)]), Some(50.0));
+        assert_eq!(share(&[sample(7, 101, 101)]), None);
+        assert_eq!(share(&[sample(8, 101, 90), sample(7, 100, 90)]), Some(0.0), "another's, and an old one");
     }
 
     #[test]
