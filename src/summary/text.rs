@@ -78,7 +78,7 @@ fn job_line(summary: &Summary) -> String {
         let _ = write!(line, ", {pss:.0} MiB PSS");
     }
     if let Some(processes) = job.processes.max {
-        let _ = write!(line, ", up to {processes:.0} process{}", if processes > 1.0 { "es" } else { "" });
+        let _ = write!(line, ", up to {processes:.0} process{}", if processes == 1.0 { "" } else { "es" });
     }
     let pressure = [
         ("CPU", &summary.host_totals.cpu_pressure),
