@@ -7,6 +7,8 @@ pub mod facts;
 pub mod json;
 pub mod start;
 pub mod text;
+#[cfg(test)]
+mod tests;
 mod totals;
 
 pub use totals::{SeriesTotal, Totals};
