@@ -532,7 +532,7 @@ impl Running {
         }
     }
 
-    /// One line for all metrics that a device lacks for the same reason.
+    /// One line for all metrics that devices lack for the same reason.
     fn say_gpu_news(&self, news: &[GpuNews]) {
         let mut lines: Vec<(Option<usize>, String, Vec<&'static str>)> = Vec::new();
         for item in news {
@@ -543,12 +543,24 @@ impl Running {
                 None => lines.push((item.device, reason, name.into_iter().collect())),
             }
         }
+        // Eight like GPUs lack the same: one line, not eight.
+        let mut alike: Vec<(Vec<String>, String, Vec<&'static str>)> = Vec::new();
         for (device, reason, names) in lines {
             let subject = device
                 .and_then(|place| self.run.devices.get(place))
                 .map_or_else(|| "NVML".to_owned(), |device| device.gpu_label());
-            let what = if names.is_empty() { String::new() } else { format!(" {}", names.join(", ")) };
-            self.notices.say_once(&format!("{subject}{what}: {reason}"));
+            match alike.iter_mut().find(|(_, why, what)| *why == reason && *what == names) {
+                Some((subjects, _, _)) => subjects.push(subject),
+                None => alike.push((vec![subject], reason, names)),
+            }
+        }
+        for (subjects, reason, names) in alike {
+            let subjects = subjects.join(", ");
+            self.notices.say_once(&if names.is_empty() {
+                format!("{subjects}: {reason}")
+            } else {
+                format!("{} of {subjects}: {reason}", names.join(", "))
+            });
         }
     }
 
