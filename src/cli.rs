@@ -68,7 +68,7 @@ fn record_without_job(run: RunArgs) -> Result<Invocation, Stop> {
         ));
     }
     let record = RecordArgs { all: true, logging: run.logging, common: run.common, ..RecordArgs::default() };
-    Ok(Invocation::Other(Box::new(Command::Record(record))))
+    Ok(Invocation::Other(Box::new(Command::Record(Box::new(record)))))
 }
 
 /// Turns clap's answer into text for standard output or one line for standard error.

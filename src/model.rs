@@ -14,5 +14,6 @@ pub mod run;
 pub mod sample;
 pub mod selection;
 pub mod series;
+pub mod signal;
 pub mod time;
 pub mod window;

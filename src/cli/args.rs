@@ -100,11 +100,11 @@ impl CommonArgs {
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
     /// Print the chosen GPUs; a drop-in for nvisel
-    Select(SelectArgs),
+    Select(Box<SelectArgs>),
     /// List the GPUs: memory, utilisation, processes, who holds them
     Devices(DevicesArgs),
     /// Log without launching: the processes under --pid, or every GPU process of the host
-    Record(RecordArgs),
+    Record(Box<RecordArgs>),
     /// Finish the logs of a gpurun that was killed
     Recover(RecoverArgs),
     /// Convert or concatenate logs

@@ -2,6 +2,8 @@
 
 use jiff::Timestamp;
 
+use crate::model::signal;
+
 use super::about::Exit;
 use super::curve::Figures;
 use super::part::Part;
@@ -61,7 +63,7 @@ pub(super) fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match whole {
         0..3600 => format!("{} min {} s", whole / 60, whole % 60),
-        3600..86_400 => {
+        3600..172_800 => {
             let minutes = (whole + 30) / 60;
             format!("{} h {} min", minutes / 60, minutes % 60)
         }
@@ -89,7 +91,8 @@ pub(super) fn mib(mib: f64) -> String {
         m if m >= 1024.0 * 1024.0 => format!("{:.1} TiB", m / 1024.0 / 1024.0),
         m if m >= 10_000.0 => format!("{:.1} GiB", m / 1024.0),
         m if m >= 10.0 || m == 0.0 => format!("{m:.0} MiB"),
-        m => format!("{m:.1} MiB"),
+        m if m >= 0.1 => format!("{m:.1} MiB"),
+        m => format!("{:.0} KiB", m * 1024.0),
     }
 }
 
@@ -171,34 +174,12 @@ pub(super) fn strftime(us: i64, format: &str) -> String {
     Timestamp::from_microsecond(us).map_or_else(|_| UNKNOWN.to_owned(), |t| t.strftime(format).to_string())
 }
 
-/// Names of the signals that end jobs.
-fn signal_name(signal: i32) -> Option<&'static str> {
-    Some(match signal {
-        1 => "SIGHUP",
-        2 => "SIGINT",
-        3 => "SIGQUIT",
-        4 => "SIGILL",
-        6 => "SIGABRT",
-        7 => "SIGBUS",
-        8 => "SIGFPE",
-        9 => "SIGKILL",
-        11 => "SIGSEGV",
-        13 => "SIGPIPE",
-        15 => "SIGTERM",
-        24 => "SIGXCPU",
-        _ => return None,
-    })
-}
-
 /// How a run ended, as far as its log knows.
 pub(super) fn ending(part: &Part, describes: bool) -> String {
     match part.about.exit {
         Some(Exit::Code(0)) => "exit status 0".to_owned(),
         Some(Exit::Code(code)) => format!("exit status {code}"),
-        Some(Exit::Signal(signal)) => match signal_name(signal) {
-            Some(name) => format!("killed by {name} ({signal})"),
-            None => format!("killed by signal {signal}"),
-        },
+        Some(Exit::Signal(number)) => format!("killed by {}", signal::name(number)),
         None if !describes => UNKNOWN.to_owned(),
         None if part.about.end_us.is_some() => "recorded, not launched".to_owned(),
         None => "unknown: the log was not finished".to_owned(),
@@ -208,7 +189,7 @@ pub(super) fn ending(part: &Part, describes: bool) -> String {
 /// What a run ran.
 pub(super) fn job(part: &Part, describes: bool) -> String {
     match &part.about.argv {
-        Some(argv) if argv.is_empty() => "recorded, not launched".to_owned(),
+        Some(argv) if argv.is_empty() => "none, gpurun record".to_owned(),
         Some(argv) => command(argv),
         None if describes => UNKNOWN.to_owned(),
         None => "not in a CSV file".to_owned(),
@@ -251,9 +232,9 @@ pub(super) fn energy(device: &super::part::Device) -> String {
 /// Peak of the job's memory of capacity, or of what was in use by whoever where the job's is unknown.
 pub(super) fn memory_peak(device: &super::part::Device) -> String {
     let (peak, whose) = match (device.job_memory.figures.max, device.memory_used.figures.max) {
-        (Some(job), _) => (job, ""),
-        (None, Some(used)) => (used, " in use"),
-        (None, None) => return UNKNOWN.to_owned(),
+        (Some(job), used) if job > 0.0 || used.is_none_or(|used| used == 0.0) => (job, ""),
+        (_, Some(used)) => (used, " in use"),
+        (_, None) => return UNKNOWN.to_owned(),
     };
     match device.memory_total {
         Some(total) => format!("{} of {}{whose}", mib(peak), mib(total)),
@@ -282,6 +263,7 @@ mod tests {
             (3599.6, "1 h 0 min"),
             (11_520.0, "3 h 12 min"),
             (86_399.0, "24 h 0 min"),
+            (86_400.0, "24 h 0 min"),
             (187_200.0, "2 d 4 h"),
         ];
         for (seconds, words) in cases {

@@ -1,6 +1,7 @@
 //! What a run's figures say that people ask for: facts with their figures, no guesses.
 
 use super::json::Summary;
+use super::text::duration;
 
 /// The facts of a run whose windows cover `seconds`.
 pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
@@ -12,7 +13,8 @@ pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
             Some(mig) => format!("GPU {}:{mig}", gpu.index),
         };
         let untouched = gpu.job_memory_mib.max.is_none_or(|mib| mib == 0.0);
-        if gpu.gpu_utilization.max == Some(0.0) && untouched {
+        let unused = gpu.gpu_utilization.max == Some(0.0) && untouched;
+        if unused {
             facts.push(format!("{name} was never used: utilisation was 0 % in every sample"));
         } else if seconds > 0.0 && share(gpu.idle_s) > 50.0 {
             facts.push(format!("{name} was idle (at most 5 %) for {:.0} % of the run", share(gpu.idle_s)));
@@ -23,12 +25,17 @@ pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
         {
             facts.push(format!("{name} memory came within 5 % of full: {max:.0} of {total:.0} MiB"));
         }
-        for (seconds, why) in [(gpu.throttled_power_s, "the power cap"), (gpu.throttled_thermal_s, "heat")] {
-            if let Some(s) = seconds.filter(|s| *s >= 1.0) {
-                facts.push(format!("{name} was held back by {why} for {s:.0} s"));
+        for (held, why) in [(gpu.throttled_power_s, "the power cap"), (gpu.throttled_thermal_s, "heat")] {
+            // A moment at the cap is what a well-used GPU looks like.
+            if let Some(s) = held.filter(|s| *s >= 1.0 && seconds > 0.0 && share(*s) >= 1.0) {
+                facts.push(format!(
+                    "{name} was held back by {why} for {} ({:.0} % of the run)",
+                    duration(s),
+                    share(s)
+                ));
             }
         }
-        if seconds > 0.0 && share(gpu.starved_s) > 20.0 {
+        if !unused && seconds > 0.0 && share(gpu.starved_s) > 20.0 {
             facts.push(format!(
                 "{name} stayed under 50 % while the host's CPUs were over 90 % busy for {:.0} % of the run",
                 share(gpu.starved_s)

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::model::metric::MetricId;
 use crate::model::run::{JobExit, RunEnd, RunInfo, SCHEMA_VERSION};
+use crate::model::signal;
 
 use super::totals::{SeriesTotal, Totals};
 
@@ -202,7 +203,7 @@ pub fn exit_words(exit: JobExit) -> String {
         JobExit::Code(0) => "ended well".to_owned(),
         JobExit::Code(code) => format!("exit status {code}"),
         JobExit::Signal { signal, core } => {
-            format!("killed by signal {signal}{}", if core { ", core dumped" } else { "" })
+            format!("killed by {}{}", signal::name(signal), if core { ", core dumped" } else { "" })
         }
     }
 }

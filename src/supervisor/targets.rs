@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
+use std::path::Path;
 
 use crate::cli::exit::Exit;
 use crate::cli::logging::Logging;
@@ -54,32 +55,27 @@ pub(super) fn open(logging: &Logging, run: &RunInfo, notices: &Notices) -> Resul
 /// Whether the summary can be written later: its directory is there and takes files.
 pub(super) fn check_summary(logging: &Logging, notices: &Notices) -> Result<(), Refusal> {
     let Some(path) = &logging.summary else { return Ok(()) };
+    let Err(why) = can_be_written(path, logging.overwrite) else { return Ok(()) };
+    let line = format!("--summary {}: {why}", path.display());
+    if logging.best_effort {
+        notices.say(&line);
+        return Ok(());
+    }
+    Err(Refusal::new(Exit::OwnFailure, line))
+}
+
+/// Whether a file can be made here, or replaced where that was allowed.
+fn can_be_written(path: &Path, overwrite: bool) -> Result<(), String> {
     let existed = path.exists();
-    if existed && !logging.overwrite {
-        let line = format!("--summary {}: the file exists; use --overwrite or another name", path.display());
-        return if logging.best_effort {
-            Ok(notices.say(&line))
-        } else {
-            Err(Refusal::new(Exit::OwnFailure, line))
-        };
+    if existed && !overwrite {
+        return Err("the file exists; use --overwrite or another name".to_owned());
     }
-    match OpenOptions::new().append(true).create(true).open(path) {
-        Ok(_) => {
-            if !existed {
-                // Only the right to create it was in question; an empty summary would be a lie.
-                let _ = std::fs::remove_file(path);
-            }
-            Ok(())
-        }
-        Err(error) => {
-            let line = format!("--summary {}: {error}", path.display());
-            if logging.best_effort {
-                Ok(notices.say(&line))
-            } else {
-                Err(Refusal::new(Exit::OwnFailure, line))
-            }
-        }
+    OpenOptions::new().append(true).create(true).open(path).map_err(|error| error.to_string())?;
+    if !existed {
+        // Only the right to create it was in question; an empty summary would be a lie.
+        let _ = std::fs::remove_file(path);
     }
+    Ok(())
 }
 
 /// Writes the summary aside and renames it, so that it is whole or not there.

@@ -11,6 +11,7 @@ mod lease;
 mod main_job;
 mod python;
 mod readers;
+mod report;
 mod sampling;
 mod selection;
 mod support;

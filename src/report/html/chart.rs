@@ -279,7 +279,8 @@ fn names(out: &mut dyn Write, frame: &Frame, strip: &Strip<'_>, top: i32, height
     if two {
         write!(out, "<text class=\"tick\" x=\"0\" y=\"{}\">{}</text>", middle + 11, short(&strip.detail))?;
     }
-    if frame.right == 0 {
+    if frame.right < 40 {
+        // Narrow charts have their figures in the table.
         return Ok(());
     }
     let x = frame.width - frame.right + 8;
