@@ -6,9 +6,9 @@
 pub mod facts;
 pub mod json;
 pub mod start;
-pub mod text;
 #[cfg(test)]
 mod tests;
+pub mod text;
 mod totals;
 
 pub use totals::{SeriesTotal, Totals};

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use crate::model::metric::MetricId;
-use crate::model::signal;
 use crate::model::run::{JobExit, RunEnd, RunInfo, SCHEMA_VERSION};
+use crate::model::signal;
 
 use super::totals::{SeriesTotal, Totals};
 

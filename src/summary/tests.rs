@@ -158,7 +158,11 @@ fn energy_names_its_source() {
     let rows = vec![row(MetricId::GpuEnergyFromPower, Some(&device), Some(1.0), 12_000.0)];
     let estimated = summary(&[window(10.0, rows)]);
     assert_eq!(estimated.gpus[0].energy_source, Some("power"));
-    assert!(text::lines(&estimated)[1].contains("12.0 kJ (from power readings)"), "{:?}", text::lines(&estimated));
+    assert!(
+        text::lines(&estimated)[1].contains("12.0 kJ (from power readings)"),
+        "{:?}",
+        text::lines(&estimated)
+    );
 }
 
 #[test]
@@ -169,7 +173,10 @@ fn facts_are_told_when_they_hold_and_only_then() {
     let busy_host = || row(MetricId::HostCpuPercent, None, Some(97.0), 100.0);
     let cases: [(Vec<WindowBatch>, &[&str]); 9] = [
         (vec![window(10.0, vec![util(90.0, 100.0)])], &[]),
-        (vec![window(10.0, vec![util(0.0, 0.0)])], &["GPU 3 was never used: utilisation was 0 % in every sample"]),
+        (
+            vec![window(10.0, vec![util(0.0, 0.0)])],
+            &["GPU 3 was never used: utilisation was 0 % in every sample"],
+        ),
         (
             vec![window(6.0, vec![util(1.0, 4.0)]), window(4.0, vec![util(90.0, 99.0)])],
             &["GPU 3 was idle (at most 5 %) for 60 % of the run"],
@@ -297,7 +304,8 @@ fn check(schema: &Value, root: &Value, value: &Value, at: &str, wrong: &mut Vec<
                 None => wrong.push(format!("{at}.{name} is not in the schema")),
             }
         }
-        let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let required: Vec<&str> =
+            schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         for name in properties.keys() {
             if !fields.contains_key(name) {
                 wrong.push(format!("{at}.{name} is in the schema only"));
