@@ -1,4 +1,4 @@
-//! Steady state allocates nothing: the sampler on a real tree under a counting allocator. A binary of
+//! Steady state allocates nothing: the sampler on a real tree, and the fold, under a counting allocator. A binary of
 //! its own, because an allocator counts for a whole program.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -8,12 +8,18 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use gpurun::model::id::SeriesId;
+use gpurun::model::mark::{Mark, MarkOp};
+use gpurun::model::metric::MetricId;
+use gpurun::model::reading::Reading;
 use gpurun::model::sample::Sample;
-use gpurun::model::time::Mono;
+use gpurun::model::series::SeriesInfo;
+use gpurun::model::time::{ClockPair, Mono, Wall};
 use gpurun::sampling::{Due, ProcessDetail, Sampler, SamplerSettings, TreeRoot};
+use gpurun::windowing::{Fold, FoldSettings};
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 /// The tests of this binary take turns: they share the count.
@@ -134,4 +140,57 @@ fn fifty_one_processes_each_with_series() {
 #[test]
 fn fifty_one_processes_without_descriptors() {
     steady(50, ProcessDetail::All, Some(0));
+}
+
+/// 300 series, a value and a peak each, with three nested tags open.
+#[test]
+fn the_fold() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    const SECOND: u64 = 1_000_000_000;
+    const SAMPLES: u64 = 1000;
+    let settings = FoldSettings {
+        window: Duration::from_secs(1_000_000),
+        root_tag: Arc::from("run"),
+        rank: None,
+        every_n_steps: 50,
+        slack: Duration::from_millis(300),
+    };
+    let mut fold = Fold::new(settings, Mono(0));
+    for number in 0..300 {
+        let metric = if number % 2 == 0 { MetricId::HostMemoryUsed } else { MetricId::HostDiskRead };
+        let pace = Duration::from_secs(1);
+        let info = SeriesInfo { metric, label: None, device: None, process: None, pace };
+        fold.open_series(SeriesId(number), Arc::new(info));
+    }
+    for tag in ["train", "epoch", "batch"] {
+        fold.mark(Mark { stack: Fold::OWN, at: Mono(1), op: MarkOp::Begin { tag: Arc::from(tag) } }).unwrap();
+    }
+    let mut sample = Sample::default();
+    let mut out = Vec::new();
+    let mut take = |fold: &mut Fold, second: u64| {
+        sample.clear(Mono(second * SECOND));
+        for number in 0..300 {
+            sample.push(SeriesId(number), Reading::Value(second as f64));
+            sample.push(SeriesId(number), Reading::Peak(second as f64));
+        }
+        fold.sample(&sample);
+        fold.advance(ClockPair { mono: Mono(second * SECOND), wall: Wall(0) }, &mut out);
+    };
+    for second in 1..10 {
+        take(&mut fold, second);
+    }
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let start = thread_cpu();
+    for second in 10..10 + SAMPLES {
+        take(&mut fold, second);
+    }
+    let time = (thread_cpu() - start) / u32::try_from(SAMPLES).unwrap();
+    let allocated = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    println!("300 series in 4 spans: {time:?} of CPU a sample");
+    assert_eq!(allocated, 0, "{allocated} allocations in {SAMPLES} samples");
+    let collected = fold.collect(Fold::OWN, Mono((10 + SAMPLES) * SECOND));
+    assert_eq!((&*collected.tag, collected.rows.len()), ("run/train/epoch/batch", 300));
+    assert!(
+        collected.rows.iter().all(|row| u64::from(row.stats.samples) >= SAMPLES && row.stats.missing == 0)
+    );
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::inherited::inherited;
 use super::origin::{NotForwarded, Origin, Situation, decide};
-use super::signals::{SignalHold, SignalSet, set_default, set_disposition};
+use super::signals::{SignalSet, SignalSource, set_default, set_disposition};
 use super::tree::{self, Held, KillReport, Leftover, Stat};
 use crate::model::run::JobExit;
 
@@ -68,7 +68,7 @@ pub enum JobEvent {
 /// The job's main process and everything that comes back to gpurun.
 #[derive(Debug)]
 pub struct Launcher {
-    hold: SignalHold,
+    signals: SignalSource,
     own_pid: i32,
     pid: i32,
     exit: Option<JobExit>,
@@ -91,9 +91,9 @@ pub struct Launcher {
 const STREAK: u32 = 32;
 
 impl Launcher {
-    pub(super) fn new(hold: SignalHold, pid: i32, strangers: Vec<i32>) -> Launcher {
+    pub(super) fn new(signals: SignalSource, pid: i32, strangers: Vec<i32>) -> Launcher {
         Launcher {
-            hold,
+            signals,
             // SAFETY: reads the caller's own id.
             own_pid: unsafe { libc::getpid() },
             pid,
@@ -138,7 +138,7 @@ impl Launcher {
                 self.exit_untold = false;
                 return JobEvent::MainExited(exit);
             }
-            if let Some(info) = self.hold.read() {
+            if let Some(info) = self.signals.read() {
                 if let Some(event) = self.on_signal(&info) {
                     return event;
                 }
@@ -181,7 +181,7 @@ impl Launcher {
     fn poll(&self, wait: Option<Duration>, wake: Option<RawFd>) -> bool {
         let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         // A negative descriptor is skipped by poll.
-        let mut fds = [entry(self.hold.fd()), entry(wake.unwrap_or(-1))];
+        let mut fds = [entry(self.signals.fd()), entry(wake.unwrap_or(-1))];
         let time = wait.map(|w| libc::timespec {
             tv_sec: libc::time_t::try_from(w.as_secs()).unwrap_or(libc::time_t::MAX),
             tv_nsec: w.subsec_nanos().into(),

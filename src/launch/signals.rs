@@ -104,33 +104,43 @@ impl SignalSet {
 /// All signals of the process are held back and read one by one.
 ///
 /// Made in `main` before any thread starts, so that every thread inherits the mask and no thread but the
-/// main one ever receives a signal. Also opens the descriptor to read them from while there are
+/// main one ever receives a signal. Also opens what the start of the job needs while there are
 /// descriptors to be had.
 #[derive(Debug)]
 pub struct SignalHold {
-    fd: OwnedFd,
+    source: SignalSource,
+    /// The pipe on which the child will say whether it has become the job: read end, write end.
+    report: (OwnedFd, OwnedFd),
 }
+
+/// The descriptor from which held signals are read.
+#[derive(Debug)]
+pub(super) struct SignalSource(OwnedFd);
 
 impl SignalHold {
     /// Blocks every signal in the calling thread.
     ///
     /// # Errors
-    /// Fails when no descriptor can be opened for reading them; the mask is then as before.
+    /// Fails when there are no descriptors for it; the mask is then as before.
     pub fn new() -> io::Result<SignalHold> {
         let before = SignalSet::ALL.block();
-        let set = SignalSet::ALL.to_libc();
-        // SAFETY: a new signalfd for a live set; the result is checked before it is owned.
-        let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
-        if fd == -1 {
-            let error = io::Error::last_os_error();
+        let opened = SignalSource::open().and_then(|source| {
+            let (reader, writer) = io::pipe()?;
+            Ok(SignalHold { source, report: (reader.into(), writer.into()) })
+        });
+        if opened.is_err() {
             before.set_as_mask();
-            return Err(error);
+        } else {
+            // Children must leave a zombie to be asked; a parent that ignores SIGCHLD would take that away.
+            // The job gets the inherited disposition back.
+            set_default(libc::SIGCHLD);
         }
-        // Children must leave a zombie to be asked; a parent that ignores SIGCHLD would take that away.
-        // The job gets the inherited disposition back.
-        set_default(libc::SIGCHLD);
-        // SAFETY: `fd` was just opened and nobody else owns it.
-        Ok(SignalHold { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+        opened
+    }
+
+    /// What the start of the job takes over: the signals, and the pipe's read and write end.
+    pub(super) fn into_parts(self) -> (SignalSource, (OwnedFd, OwnedFd)) {
+        (self.source, self.report)
     }
 
     /// Runs `wait` with signals acting as on any program, for the time before there is a job: Ctrl-C and
@@ -159,7 +169,31 @@ impl SignalHold {
     }
 
     pub(super) fn fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        self.source.fd()
+    }
+
+    /// The next signal that waits, if any.
+    pub(super) fn read(&self) -> Option<libc::signalfd_siginfo> {
+        self.source.read()
+    }
+}
+
+impl SignalSource {
+    fn open() -> io::Result<SignalSource> {
+        let set = SignalSet::ALL.to_libc();
+        // SAFETY: a new signalfd for a live set; owned when it is one, and by nobody else.
+        unsafe {
+            let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+            if fd == -1 {
+                Err(io::Error::last_os_error())
+            } else {
+                Ok(SignalSource(OwnedFd::from_raw_fd(fd)))
+            }
+        }
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
     }
 
     /// The next signal that waits, if any.
@@ -168,7 +202,7 @@ impl SignalHold {
         unsafe {
             let mut info: libc::signalfd_siginfo = std::mem::zeroed();
             let size = std::mem::size_of_val(&info);
-            let got = libc::read(self.fd.as_raw_fd(), (&raw mut info).cast(), size);
+            let got = libc::read(self.fd(), (&raw mut info).cast(), size);
             (usize::try_from(got) == Ok(size)).then_some(info)
         }
     }

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
@@ -201,14 +201,14 @@ pub fn spawn(command: &JobCommand, hold: SignalHold) -> Result<Launcher, LaunchE
         return Err(system("PR_SET_CHILD_SUBREAPER"));
     }
     let strangers = tree::children_before_the_job();
-    let (report, report_child) = pipe()?;
+    let (signals, (report, report_child)) = hold.into_parts();
     // Plain clone instead of libc's fork: no atfork handlers, which a driver library that hangs in another
     // thread could block. A vfork would deadlock with Ctrl-Z: the stopped child never reaches exec.
+    let none: libc::c_long = 0;
+    let flags = libc::c_long::from(libc::SIGCHLD);
     // SAFETY: without CLONE_VM and with a null stack this is fork. The child runs only `in_child`, which
     // makes system calls on memory prepared above and never returns.
-    let none: libc::c_long = 0;
-    let pid =
-        unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(libc::SIGCHLD), none, none, none, none) };
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, none, none, none, none) };
     if pid == 0 {
         in_child(&mut prepared, inherited(), report_child.as_raw_fd());
     }
@@ -219,7 +219,7 @@ pub fn spawn(command: &JobCommand, hold: SignalHold) -> Result<Launcher, LaunchE
         return Err(system("fork"));
     }
     drop(report_child);
-    let mut launcher = Launcher::new(hold, pid, strangers);
+    let mut launcher = Launcher::new(signals, pid, strangers);
     match exec_result(&report, &mut launcher) {
         None => Ok(launcher),
         Some((errno, candidate)) => {
@@ -231,17 +231,6 @@ pub fn spawn(command: &JobCommand, hold: SignalHold) -> Result<Launcher, LaunchE
 
 fn system(what: &'static str) -> LaunchError {
     LaunchError::System { what, source: io::Error::last_os_error() }
-}
-
-fn pipe() -> Result<(OwnedFd, OwnedFd), LaunchError> {
-    let mut fds = [-1; 2];
-    // SAFETY: fills two descriptors, owned below and nowhere else.
-    unsafe {
-        if libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) == -1 {
-            return Err(system("pipe"));
-        }
-        Ok((OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])))
-    }
 }
 
 /// Between fork and exec: system calls only, nothing that allocates, locks or panics.

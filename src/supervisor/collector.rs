@@ -377,7 +377,8 @@ pub struct Ended {
 ///
 /// It is nvitop's `ResourceMetricCollector` with true numbers: every window and every tag has the
 /// statistics of its own time, means are weighted by time, and what is unknown is absent instead of 0.
-/// Dropping it ends the open tags, writes the last window and joins its threads.
+/// Dropping it ends the open tags, writes the last window, finishes the logs and joins the sampling thread
+/// and that of the callback.
 ///
 /// ```
 /// use std::time::Duration;
@@ -515,7 +516,7 @@ impl Collector {
     fn end(&mut self) -> Option<Ended> {
         self.marks().flush();
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        let end = engine.finish(None, STOP_PATIENCE);
+        let end = engine.finish(None, STOP_PATIENCE, || false).ok();
         // The engine's sender is gone with it, so the callback sees the end.
         let dropped_windows = match &end {
             Some(_) => self.callback.take().map_or(0, CallbackThread::finish),

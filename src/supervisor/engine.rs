@@ -49,7 +49,7 @@ const SUSPENDED_WAIT: Duration = Duration::from_secs(60);
 
 /// How long the writers may take to finish their files after the job has ended. A Parquet target
 /// that is not done by then stays a journal, which `gpurun recover` finishes.
-const WRITERS_PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const WRITERS_PATIENCE: Duration = Duration::from_secs(120);
 
 /// How far back a late mark may reach and still be exact.
 const MARK_SLACK: Duration = Duration::from_millis(300);
@@ -126,10 +126,23 @@ impl EngineEnd {
     }
 }
 
+/// Why an engine left nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfinished {
+    /// It did not hand over its last windows in time.
+    #[error("the last window is lost: the sampler did not answer in time")]
+    Hung,
+    /// The user did not want to wait for the files.
+    #[error("the files were not waited for: 'gpurun recover' finishes a Parquet journal")]
+    GivenUp,
+}
+
 /// The other threads' hold on the engine.
 pub struct Engine {
     inbox: SyncSender<ToEngine>,
     shared: Arc<Shared>,
+    /// Comes when the last windows are handed over.
+    closed: Receiver<()>,
     done: Receiver<EngineEnd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -174,13 +187,14 @@ impl Engine {
     pub fn start(settings: EngineSettings, inbox: Inbox) -> std::io::Result<Self> {
         let Inbox { sender: EngineInbox { inbox, shared }, receiver } = inbox;
         let (finished, done) = sync_channel(1);
+        let (close, closed) = sync_channel(1);
         let shared_there = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("gpurun-engine".to_owned()).spawn(move || {
-            let end = Running::new(settings, receiver, shared_there).run();
+            let end = Running::new(settings, receiver, shared_there).run(&close);
             // Nobody waits any more when this fails: the engine was abandoned.
             let _ = finished.send(end);
         })?;
-        Ok(Self { inbox, shared, done, thread: Some(thread) })
+        Ok(Self { inbox, shared, closed, done, thread: Some(thread) })
     }
 
     /// A way in for other threads.
@@ -193,21 +207,42 @@ impl Engine {
         self.shared.reaped.lock().unwrap_or_else(PoisonError::into_inner).push(usage);
     }
 
-    /// Takes the last sample, writes the last window, closes the files; waits at most `patience`.
-    /// `None` when the engine did not answer in time and was abandoned.
-    pub fn finish(mut self, exit: Option<JobExit>, patience: Duration) -> Option<EngineEnd> {
+    /// Takes the last sample, hands over the last windows, closes the files.
+    ///
+    /// The last windows have `patience`; the files then have their own ([`WRITERS_PATIENCE`]), during which
+    /// `give_up` is asked ten times a second whether the user still wants to wait.
+    pub fn finish(
+        mut self,
+        exit: Option<JobExit>,
+        patience: Duration,
+        mut give_up: impl FnMut() -> bool,
+    ) -> Result<EngineEnd, Unfinished> {
         *self.shared.exit.lock().unwrap_or_else(PoisonError::into_inner) = exit;
         self.shared.stop.store(true, Ordering::Release);
         self.inbox().send(ToEngine::Wake);
-        let end = self.done.recv_timeout(patience).ok();
-        if end.is_some()
-            && let Some(thread) = self.thread.take()
-        {
+        self.closed.recv_timeout(patience).map_err(|_| Unfinished::Hung)?;
+        let end = loop {
+            match self.done.recv_timeout(Duration::from_millis(100)) {
+                Ok(end) => break end,
+                Err(RecvTimeoutError::Timeout) if !give_up() => {}
+                Err(RecvTimeoutError::Timeout) => return Err(Unfinished::GivenUp),
+                Err(RecvTimeoutError::Disconnected) => return Err(Unfinished::Hung),
+            }
+        };
+        if let Some(thread) = self.thread.take() {
             // The thread has sent its result and is on its way out.
             let _ = thread.join();
         }
-        end
+        Ok(end)
     }
+}
+
+/// The instant that a sample stands for: its deadline, where it is at most a hundredth of an interval late.
+///
+/// Windows begin at deadlines. Read a moment later, the first value of a window would leave that moment to
+/// the value before it, and every window's min and max would have a value of the window before.
+fn instant(now: Mono, due: Due, interval: Duration) -> Mono {
+    if due.late <= interval / 100 { now - due.late } else { now }
 }
 
 /// The engine's own state, on its thread.
@@ -281,7 +316,7 @@ impl Running {
     }
 
     /// Runs to the end. A panic of the loop costs the rest of the log and is said; what is written stays.
-    fn run(mut self) -> EngineEnd {
+    fn run(mut self, closed: &SyncSender<()>) -> EngineEnd {
         if catch_unwind(AssertUnwindSafe(|| self.follow())).is_err() {
             self.notices.say("internal error while sampling: the log ends here, the job goes on");
             self.wait_for_stop();
@@ -289,6 +324,7 @@ impl Running {
         if catch_unwind(AssertUnwindSafe(|| self.close())).is_err() {
             self.notices.say("internal error while closing the last window: it is lost");
         }
+        let _ = closed.try_send(());
         self.end()
     }
 
@@ -406,6 +442,7 @@ impl Running {
         };
         sampler.sample(now, due, frame, &mut self.sample, &mut self.changes);
         self.apply_changes(now);
+        self.sample.at = instant(now, due, self.logging.interval);
         self.fold.sample(&self.sample);
     }
 
@@ -590,7 +627,7 @@ impl Running {
             self.fold.resume(clock::monotonic());
             self.suspended = false;
         }
-        self.attach_devices(clock::monotonic(), FRAME_WAIT);
+        self.attach_devices(clock::monotonic(), self.driver_patience());
         let now = clock::monotonic();
         if let Some(gpu) = &mut self.gpu
             && self.devices_known
@@ -604,11 +641,18 @@ impl Running {
         self.say_news();
     }
 
+    /// How long the end may wait for the driver: nothing where nobody reads the values of a driver that is
+    /// not even open.
+    fn driver_patience(&self) -> Duration {
+        let read = self.targets.is_some() || self.out.is_some() || self.on_window.is_some();
+        if read || self.devices_known { FRAME_WAIT } else { Duration::ZERO }
+    }
+
     /// Ends the driver's thread and the files.
     fn end(mut self) -> EngineEnd {
         if let Some(gpu) = self.gpu.take() {
             // Abandoned if a driver call hangs: the process ends all the same.
-            let _ = gpu.stop(FRAME_WAIT);
+            let _ = gpu.stop(self.driver_patience());
         }
         self.begin_files();
         let exit = *self.shared.exit.lock().unwrap_or_else(PoisonError::into_inner);
@@ -617,5 +661,20 @@ impl Running {
             self.out.take().map(|out| out.finish(end.clone(), WRITERS_PATIENCE)).unwrap_or_default();
         let run = self.run_shared.take().unwrap_or_else(|| Arc::new(self.run.clone()));
         EngineEnd { totals: self.totals, run, end, reports }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_that_is_a_moment_late_stands_for_its_deadline() {
+        let second = Duration::from_secs(1);
+        let late = |millis| Due { late: Duration::from_millis(millis), skipped: 0 };
+        let now = Mono(10_010_000_000);
+        assert_eq!(instant(now, late(10), second), Mono(10_000_000_000));
+        assert_eq!(instant(now, late(11), second), now);
+        assert_eq!(instant(now, Due::unscheduled(), second), now);
     }
 }

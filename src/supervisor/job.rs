@@ -1,22 +1,25 @@
 //! `gpurun … -- COMMAND`: choose, hold, open, launch, follow, end. In that order, in one place.
 
 use std::ffi::OsString;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cli::args::RunArgs;
+use crate::cli::args::{JobArgs, RunArgs};
 use crate::cli::exit::Exit;
 use crate::cli::logging::Logging;
 use crate::collectors::clock;
 use crate::control;
-use crate::launch::{self, JobCommand, JobEvent, Launcher, Leftover, SignalHold, Termination, signal_name};
+use crate::launch::{
+    self, JobCommand, JobEvent, Launcher, Leftover, NotForwarded, SignalHold, Termination, signal_name,
+};
 use crate::model::run::{JobExit, RunInfo};
 use crate::sampling::{ReapedUsage, TreeRoot};
 use crate::summary::json::{LeftoverSummary, Summary};
 use crate::writers::Opened;
 
-use super::engine::{Engine, EngineEnd, EngineSettings, Inbox, ToEngine};
+use super::engine::{Engine, EngineEnd, EngineSettings, Inbox, ToEngine, Unfinished};
 use super::notice::Notices;
 use super::picked::Picked;
 use super::watched::Watched;
@@ -94,17 +97,38 @@ fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Resul
     let watched = picked.watched();
     let engine = start_engine(args, logging.clone(), watched, run, opened, inbox, launcher.pid(), notices);
 
-    let exit = follow(&mut launcher, engine.as_ref(), args.job.kill_after, notices);
-    let leftovers = end_leftovers(&mut launcher, engine.as_ref(), args.job.kill_tree, notices);
-    if let Some(socket) = socket {
-        socket.stop(LAST_MARKS);
-    }
-    if let Some(engine) = engine {
-        let end = engine.finish(Some(exit), LAST_WINDOW);
-        finish(end, &leftovers, &logging, notices);
-    }
+    // From here on there is a job: whatever goes wrong in our own code, its status is passed on.
+    let minded = catch_unwind(AssertUnwindSafe(|| {
+        let exit = follow(&mut launcher, engine.as_ref(), args.job.kill_after, notices);
+        let leftovers = end_leftovers(&mut launcher, engine.as_ref(), &args.job, notices);
+        if let Some(socket) = socket {
+            socket.stop(LAST_MARKS);
+        }
+        if let Some(engine) = engine {
+            let end = engine.finish(Some(exit), LAST_WINDOW, || told_to_end(&mut launcher));
+            finish(end, &leftovers, &logging, notices);
+        }
+        exit
+    }));
+    let exit = minded.unwrap_or_else(|_| launcher.until_exit());
     drop(picked);
     Ok(exit)
+}
+
+/// Whether somebody wants gpurun to end although its files are not finished.
+fn told_to_end(launcher: &mut Launcher) -> bool {
+    const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+    loop {
+        match launcher.next_event(Some(Duration::ZERO), None) {
+            JobEvent::Forwarded { signal } | JobEvent::NotForwarded { signal, .. }
+                if ENDING.contains(&signal) =>
+            {
+                return true;
+            }
+            JobEvent::Deadline => return false,
+            _ => {}
+        }
+    }
 }
 
 /// The job's socket; without it the job runs all the same.
@@ -189,6 +213,10 @@ fn follow(
             JobEvent::Forwarded { signal } => termination.on_signal(signal, clock::monotonic()),
             JobEvent::Suspended => tell(engine, ToEngine::Suspended(clock::monotonic())),
             JobEvent::Resumed => tell(engine, ToEngine::Resumed(clock::monotonic())),
+            // The terminal has sent it to the job as well.
+            JobEvent::NotForwarded { signal, why: NotForwarded::Terminal } => {
+                termination.on_signal(signal, clock::monotonic());
+            }
             JobEvent::Dying { .. } | JobEvent::NotForwarded { .. } | JobEvent::Woken => {}
             JobEvent::Deadline => {
                 if termination.due(clock::monotonic()) {
@@ -223,15 +251,17 @@ fn usage(reaped: &launch::Reaped) -> ReapedUsage {
 fn end_leftovers(
     launcher: &mut Launcher,
     engine: Option<&Engine>,
-    kill_tree: bool,
+    options: &JobArgs,
     notices: &Notices,
 ) -> Vec<Leftover> {
+    reap_the_last(launcher, engine);
     let left = launcher.leftovers();
     if left.is_empty() {
         return left;
     }
-    if kill_tree {
-        let report = launcher.kill_tree(TREE_GRACE, |reaped| {
+    if options.kill_tree {
+        let grace = options.kill_after.unwrap_or(TREE_GRACE);
+        let report = launcher.kill_tree(grace, |reaped| {
             if let Some(engine) = engine {
                 engine.reaped(usage(&reaped));
             }
@@ -245,11 +275,26 @@ fn end_leftovers(
     left
 }
 
+/// Orphans that ended with the job still count.
+fn reap_the_last(launcher: &mut Launcher, engine: Option<&Engine>) {
+    loop {
+        match launcher.next_event(Some(Duration::ZERO), None) {
+            JobEvent::Reaped(reaped) => {
+                if let Some(engine) = engine {
+                    engine.reaped(usage(&reaped));
+                }
+            }
+            JobEvent::Deadline => return,
+            _ => {}
+        }
+    }
+}
+
 /// What is said and written at the end.
-fn finish(end: Option<EngineEnd>, leftovers: &[Leftover], logging: &Logging, notices: &Notices) {
-    let Some(end) = end else {
-        notices.error("the last window is lost: the engine did not answer in time");
-        return;
+fn finish(end: Result<EngineEnd, Unfinished>, leftovers: &[Leftover], logging: &Logging, notices: &Notices) {
+    let end = match end {
+        Ok(end) => end,
+        Err(error) => return notices.error(&error.to_string()),
     };
     let left: Vec<LeftoverSummary> = leftovers
         .iter()

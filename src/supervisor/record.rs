@@ -73,12 +73,11 @@ fn record(args: &RecordArgs, hold: SignalHold, notices: &Notices) -> Result<(), 
     if let Some(socket) = socket {
         socket.stop(LAST_MARKS);
     }
-    let Some(end) = engine.finish(None, LAST_WINDOW) else {
-        return Err(Refusal::new(
-            Exit::OwnFailure,
-            "the last window is lost: the engine did not answer in time",
-        ));
-    };
+    // A second signal ends the wait for the files.
+    let give_up = || matches!(watch.next(Some(Instant::now())), WatchEvent::Signal(_));
+    let end = engine
+        .finish(None, LAST_WINDOW, give_up)
+        .map_err(|error| Refusal::new(Exit::OwnFailure, error.to_string()))?;
     let summary = Summary::new(&end.run, &end.end, &end.totals, targets::summaries(&end.reports), Vec::new());
     targets::say_reports(&end.reports, notices);
     for line in crate::summary::text::lines(&summary) {

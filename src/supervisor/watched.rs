@@ -73,7 +73,7 @@ pub(super) fn seen_by_the_job(
         Ok(watched) => Ok((watched.devices, watched.notes)),
         Err(error) => match (failed, error) {
             (Some(error), _) => Err(error),
-            (None, other) => Ok((Vec::new(), vec![other.to_string()])),
+            (None, error) => Ok((Vec::new(), vec![error.to_string()])),
         },
     }
 }

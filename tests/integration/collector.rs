@@ -178,6 +178,12 @@ fn dropping_it_ends_tags_writes_the_log_and_joins_the_threads() {
             assert!(threads().iter().any(|name| name.starts_with("gpurun-engine")));
             std::mem::forget(fit);
         }
+        // Writers have given their last word, and may still be on their way out.
+        let deadline = Instant::now() + PATIENCE;
+        while threads().iter().any(|name| name.starts_with("gpurun-writer")) {
+            assert!(Instant::now() < deadline, "a writer lives on");
+            std::thread::yield_now();
+        }
         assert_eq!(threads(), Vec::<String>::new());
         let mut reader = csv::Reader::from_path(&log).unwrap();
         let headers = reader.headers().unwrap().clone();

@@ -5,7 +5,9 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
@@ -409,6 +411,33 @@ fn requests_are_answered_filtered_refused_and_bounded() {
     BufReader::new(&greedy).read_line(&mut line).unwrap();
     let reply: Value = serde_json::from_str(&line).unwrap();
     assert_eq!((&reply["id"], &reply["ok"]), (&json!(2), &json!(false)));
+}
+
+/// Only root can become somebody else; for others the kernel's own check of the 0600 socket has to do.
+#[test]
+fn another_user_is_refused_even_with_the_doors_open() {
+    if !Path::new("/proc/self").metadata().is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
+        return;
+    }
+    let room = Room::new();
+    // Everything that the file system would stop is let through: only the peer's user is left to decide.
+    for path in room.path().ancestors().take_while(|path| *path != std::env::temp_dir()) {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let talk = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); \
+        s.sendall(b'{\"op\":\"hello\",\"id\":1}\\n'); print(len(s.recv(1000)))";
+    let mut stranger = Command::new("python3");
+    stranger.args(["-c", talk]).arg(room.path()).uid(65534).gid(65534).current_dir("/");
+    let output = stranger.output().unwrap();
+    // Closed before or after it could write: it never gets an answer.
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        said == "0\n" || error.contains("BrokenPipe") || error.contains("ConnectionReset"),
+        "{said} {error}"
+    );
+    assert_eq!(room.server().counts().refused, 1);
+    room.still_serves();
 }
 
 #[test]

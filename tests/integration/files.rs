@@ -16,6 +16,8 @@ use gpurun::writers::read::ReadRow;
 use gpurun::writers::target::Target;
 use gpurun::writers::{self, Layout, Mode, WriterReport, WriterSettings};
 
+use crate::support;
+
 pub(crate) const START: i64 = 1_790_000_000_000_000;
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -430,6 +432,12 @@ fn only_event_file(dir: &Path) -> PathBuf {
     files.remove(0)
 }
 
+/// `gpurun recover`.
+fn recover(dir: &Path, paths: &[&str]) -> std::process::Output {
+    let mut command = std::process::Command::new(support::gpurun());
+    command.arg("recover").args(paths).current_dir(dir).output().unwrap()
+}
+
 /// Not a test: the process that is killed. Says the number of each window when all three files have the
 /// beginning of it, and so the whole of the window before.
 #[test]
@@ -504,13 +512,14 @@ fn a_killed_writer_leaves_every_window_it_wrote() {
             .filter_map(|line| line.strip_prefix("window ")?.parse().ok())
             .fold(usize::try_from(said).unwrap(), usize::max);
 
-        let mut out = Vec::new();
-        let mut err = Vec::new();
-        let paths = [dir.path().to_owned()];
-        let outcome = gpurun::supervisor::recover::recover(&paths, &mut out, &mut err).unwrap();
-        assert_eq!(outcome.failed, 0, "round {round}: {}", String::from_utf8_lossy(&err));
-        let again = gpurun::supervisor::recover::recover(&paths, &mut out, &mut err).unwrap();
-        assert_eq!((again.finished, again.failed), (0, 0), "recover is not idempotent");
+        let outcome = recover(dir.path(), &["."]);
+        assert!(outcome.status.success(), "round {round}: {outcome:?}");
+        if round % 20 == 0 {
+            let again = recover(dir.path(), &["."]);
+            assert!(again.status.success() && again.stderr.is_empty(), "{again:?}");
+            let did = String::from_utf8_lossy(&again.stdout).into_owned();
+            assert!(!did.contains("recovered") && !did.contains("cut"), "recover is not idempotent: {did}");
+        }
 
         if said == 0 {
             // It may have died before it made its files.
@@ -680,5 +689,97 @@ fn schemas_are_what_the_code_writes() {
              GPURUN_UPDATE_SCHEMAS=1 cargo nextest run schemas",
             file.name
         );
+    }
+}
+
+/// A gpurun without a driver that logs the host and its job in very short windows, to all three formats.
+fn gpurun_that_logs(dir: &Path, job: &str) -> std::process::Command {
+    let mut command = std::process::Command::new(support::gpurun());
+    command
+        .current_dir(dir)
+        .env("GPURUN_NVML_LIBRARY", "/nonexistent/libnvidia-ml.so.1")
+        .args(["--interval", "10ms", "--window", "30ms", "--processes", "all"])
+        .args(["--log", "m.csv", "--log", "m.parquet", "--log", "tensorboard:tb"])
+        .args(["--", "sh", "-c", job])
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null());
+    command
+}
+
+/// A job that says its pid, waits for the file `stop`, and exits 7.
+const PATIENT: &str = "echo $$ >pid.tmp; mv pid.tmp pid; while [ ! -e stop ]; do sleep 0.02; done; exit 7";
+
+#[test]
+fn after_kill_9_recover_finishes_what_gpurun_wrote_and_the_job_lives_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let mut gpurun =
+        gpurun_that_logs(dir.path(), PATIENT).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let csv_lines = || fs::read_to_string(path("m.csv")).map_or(0, |t| t.lines().count());
+    wait_until(|| {
+        path("pid").exists()
+            && csv_lines() > 500
+            && writers::read::rows(&path("m.parquet.journal"))
+                .is_ok_and(|log| log.filter(Result::is_ok).count() > 500)
+    });
+    gpurun.kill().unwrap();
+    gpurun.wait().unwrap();
+    let pid = fs::read_to_string(path("pid")).unwrap();
+    assert!(Path::new("/proc").join(pid.trim()).exists(), "the job died with gpurun");
+
+    // The job holds nothing of the log: it can be recovered while the job runs.
+    let recovered = recover(dir.path(), &["."]);
+    assert!(recovered.status.success(), "{recovered:?}");
+    assert!(String::from_utf8_lossy(&recovered.stdout).contains("rows recovered"), "{recovered:?}");
+    fs::write(path("stop"), "").unwrap();
+
+    let (csv, torn) = read(&path("m.csv"));
+    assert_eq!(torn, None);
+    let (parquet, _) = read(&path("m.parquet"));
+    assert!(!path("m.parquet.journal").exists());
+    let both = csv.len().min(parquet.len());
+    assert!(both > 400, "{} and {} rows", csv.len(), parquet.len());
+    assert!(csv[..both] == parquet[..both]);
+    assert!(event_records(&only_event_file(&path("tb/gpurun"))).0.len() > 2);
+    let again = recover(dir.path(), &["m.parquet", "m.csv"]);
+    assert!(String::from_utf8_lossy(&again.stdout).matches("whole already").count() == 2, "{again:?}");
+}
+
+#[test]
+fn a_full_disk_is_said_and_the_jobs_status_stays() {
+    use std::io::{BufRead as _, BufReader};
+
+    let Some(disk) = SmallDisk::mount("64k") else { return };
+    let dir = disk.dir.path();
+    // The pid file has no room either: the job only waits.
+    let job = "while [ ! -e \"$STOP\" ]; do sleep 0.02; done; exit 7";
+    let elsewhere = tempfile::tempdir().unwrap();
+    let stop = elsewhere.path().join("stop");
+    let mut gpurun =
+        gpurun_that_logs(dir, job).env("STOP", &stop).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut said = Vec::new();
+    for line in BufReader::new(gpurun.stderr.take().unwrap()).lines() {
+        let line = line.unwrap();
+        let about = |what: &str| said.iter().filter(|l: &&String| l.contains(what)).count();
+        if about("kept in memory") == 2 && line.contains("kept in memory") {
+            disk.grow("32m");
+        }
+        if about("nothing is lost") == 2 && line.contains("nothing is lost") {
+            fs::write(&stop, "").unwrap();
+        }
+        said.push(line);
+    }
+    assert_eq!(gpurun.wait().unwrap().code(), Some(7), "{said:#?}");
+    let (csv, _) = read(&dir.join("m.csv"));
+    let (parquet, _) = read(&dir.join("m.parquet"));
+    assert!(csv == parquet, "{} and {} rows", csv.len(), parquet.len());
+    // No window is missing: each begins where the one before it ended.
+    let mut ends: Vec<_> =
+        csv.iter().filter(|r| &*r.kind == "window").map(|r| (r.time_us, r.window_s)).collect();
+    ends.dedup();
+    assert!(ends.len() > 10);
+    for pair in ends.windows(2) {
+        let gap = (pair[1].0 - pair[0].0) as f64 / 1e6 - pair[1].1;
+        assert!(gap.abs() < 2e-6, "{pair:?}");
     }
 }

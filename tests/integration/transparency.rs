@@ -1,5 +1,7 @@
 //! Transparent means equal: each case runs bare and under gpurun, and the answers are compared.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail the test where they are")]
+
 mod harness;
 mod pty;
 
@@ -123,6 +125,7 @@ const STATES: &[(&str, Setup)] = &[
         }
     }),
     ("few descriptors allowed", limit!(libc::RLIMIT_NOFILE, 64)),
+    ("hardly any descriptors allowed", limit!(libc::RLIMIT_NOFILE, 10)),
     ("no core", limit!(libc::RLIMIT_CORE, 0)),
     ("small stack", limit!(libc::RLIMIT_STACK, 1 << 20)),
     ("cpu limit", limit!(libc::RLIMIT_CPU, 1000)),
@@ -678,6 +681,94 @@ fn a_term_at_any_instant_of_the_start_loses_no_job_and_leaves_no_orphan() {
         let stdin = child.stdin.take();
         let status = describe(finish(&mut child));
         assert_eq!(status, "signal 15", "run {run} after {delay:?}");
+        assert_eq!(marked(&mark), Vec::<i32>::new(), "run {run} after {delay:?}");
+        drop(stdin);
+    }
+}
+
+/// A simulated box, its leases, and gpurun on it.
+struct Machine {
+    dir: tempfile::TempDir,
+    driver: fake_nvml::Installed,
+}
+
+impl Machine {
+    fn new() -> Machine {
+        let dir = tempfile::tempdir().unwrap();
+        let scenario = fake_nvml::scenario_file("idle-8xa100").unwrap();
+        let driver = fake_nvml::install_file(dir.path(), &scenario).unwrap();
+        Machine { dir, driver }
+    }
+
+    fn gpurun(&self, options: &[&str], argv: &[OsString]) -> Command {
+        let mut command = with_options(options, argv);
+        self.driver.apply(&mut command);
+        command.env_remove("CUDA_VISIBLE_DEVICES").env("GPURUN_LEASE_DIR", self.dir.path().join("leases"));
+        command
+    }
+
+    /// Starts a gpurun that waits for a GPU; returns when it says so.
+    fn waiting(&self, argv: &[OsString]) -> Running {
+        let mut command = self.gpurun(&["-n", "1", "--wait", "1h"], argv);
+        let (reader, writer) = std::io::pipe().unwrap();
+        command.stderr(writer);
+        let running = Running::start_unready(command);
+        let mut line = String::new();
+        let mut reader = std::io::BufReader::new(reader);
+        while !line.contains("waiting") {
+            line.clear();
+            assert_ne!(std::io::BufRead::read_line(&mut reader, &mut line).unwrap(), 0, "it does not wait");
+        }
+        // The rest is read away, so that nothing is dropped for want of room.
+        std::thread::spawn(move || std::io::copy(&mut reader, &mut std::io::sink()));
+        running
+    }
+}
+
+#[test]
+fn while_it_waits_for_gpus_signals_act_on_gpurun() {
+    let machine = Machine::new();
+    let holder = Running::start_command(machine.gpurun(&["--quiet", "-n", "8"], &job_argv(&["wait"])));
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
+        let mut waiting = machine.waiting(&job_argv(&["wait"]));
+        kill(waiting.outer(), signal);
+        assert_eq!(describe(finish(&mut waiting.child)), format!("signal {signal}"));
+    }
+    let mut waiting = machine.waiting(&job_argv(&["count"]));
+    kill(waiting.outer(), libc::SIGTSTP);
+    assert_eq!(stopped_by(waiting.outer()), libc::SIGTSTP);
+    kill(waiting.outer(), libc::SIGCONT);
+    kill(waiting.outer(), libc::SIGWINCH);
+    assert_eq!(holder.end().0, "code 0");
+
+    // From then on they are the job's, also beside the threads that the wait and the driver left running.
+    waiting.ready();
+    waiting.signals();
+    for _ in 0..30 {
+        kill(waiting.outer(), libc::SIGUSR1);
+        assert_eq!(waiting.first_signals(), ["10"]);
+        kill(waiting.outer(), libc::SIGTERM);
+        assert_eq!(waiting.first_signals(), ["15"]);
+    }
+    assert_eq!(waiting.end().0, "code 0");
+}
+
+#[test]
+fn a_term_at_any_instant_of_choosing_and_starting_leaves_no_orphan() {
+    let machine = Machine::new();
+    let mut seed = std::process::id();
+    println!("seed {seed}");
+    for run in 0..60 {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let delay = std::time::Duration::from_micros(u64::from(seed >> 8) % 60_000);
+        let mark = format!("driver-{}-{run}", std::process::id());
+        let mut gpurun = machine.gpurun(&["--quiet", "-n", "2"], &job_argv(&["wait"]));
+        gpurun.env("TEST_MARK", &mark).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = gpurun.spawn().unwrap();
+        std::thread::sleep(delay);
+        kill(pid_of(&child), libc::SIGTERM);
+        let stdin = child.stdin.take();
+        assert_eq!(describe(finish(&mut child)), "signal 15", "run {run} after {delay:?}");
         assert_eq!(marked(&mark), Vec::<i32>::new(), "run {run} after {delay:?}");
         drop(stdin);
     }

@@ -393,3 +393,46 @@ fn what_a_job_that_ignores_sigchld_lost_is_kept() {
     let cpu = after.get("job/cpu_percent_(%)") / 100.0;
     assert!((cpu / after.said - 1.0).abs() < 0.1, "{cpu} of {}", after.said);
 }
+
+/// Runs a job under the real gpurun with a CSV log; what the job said, and the rows of the job's scope.
+fn logged(role: &str) -> (String, Vec<HashMap<String, String>>) {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log.csv");
+    let output = Command::new(crate::support::gpurun())
+        .args(["--interval", "200ms", "--window", "1s", "--log"])
+        .arg(&log)
+        .arg("--")
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "truth::job", "--nocapture", "--test-threads=1"])
+        .env(ROLE, role)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let mut reader = csv::Reader::from_path(&log).unwrap();
+    let rows = reader.deserialize().map(Result::unwrap);
+    let rows = rows.filter(|row: &HashMap<String, String>| row["scope"] == "job" && row["kind"] == "window");
+    (String::from_utf8_lossy(&output.stdout).into_owned(), rows.collect())
+}
+
+fn number(row: &HashMap<String, String>, column: &str) -> f64 {
+    row[column].parse().unwrap_or_else(|_| panic!("{column} of {row:?}"))
+}
+
+#[test]
+fn the_log_holds_the_cpu_of_short_children() {
+    let (said, rows) = logged("workers");
+    let said = said.lines().find_map(|line| line.split_once("@worked ")).unwrap().1.parse::<f64>().unwrap();
+    let cpu = rows.iter().filter(|row| row["metric"] == "cpu_percent");
+    let seconds: f64 = cpu.map(|row| number(row, "mean") / 100.0 * number(row, "window_s")).sum();
+    assert!((seconds / said - 1.0).abs() < 0.1, "{seconds} of {said}");
+}
+
+#[test]
+fn the_log_holds_the_peak_of_a_spike() {
+    let (_, rows) = logged("spike");
+    let rss = rows.iter().filter(|row| row["metric"] == "memory_rss");
+    let peak = rss.filter(|row| !row["max"].is_empty()).map(|row| number(row, "max")).fold(0.0, f64::max);
+    assert!(peak > 400.0 && peak < 440.0, "{peak}");
+}

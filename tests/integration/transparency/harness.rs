@@ -190,15 +190,27 @@ impl Running {
         Self::start_command(command(way, &job_argv(args)))
     }
 
-    pub(crate) fn start_command(mut command: Command) -> Running {
+    pub(crate) fn start_command(command: Command) -> Running {
+        let mut running = Self::start_unready(command);
+        running.ready();
+        running
+    }
+
+    /// Starts it without waiting for the job to be ready.
+    pub(crate) fn start_unready(mut command: Command) -> Running {
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let stdin = child.stdin.take();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        Running { child, job: 0, stdin, stdout }
+    }
+
+    /// Waits until the job says that it is ready.
+    pub(crate) fn ready(&mut self) {
         let mut line = String::new();
-        stdout.read_line(&mut line).unwrap();
+        self.stdout.read_line(&mut line).unwrap();
         let job = line.trim().strip_prefix("ready ").and_then(|p| p.parse().ok());
-        Running { child, job: job.unwrap_or_else(|| panic!("not ready: {line:?}")), stdin, stdout }
+        self.job = job.unwrap_or_else(|| panic!("not ready: {line:?}"));
     }
 
     /// The process the test started: gpurun, or the job itself.
