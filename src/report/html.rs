@@ -421,7 +421,7 @@ fn dashed(series: &Series, scale: f64) -> Line<'_> {
 
 /// `87 %` and `max 100`.
 fn figures(figures: &Figures, scale: f64, unit: &str) -> [String; 2] {
-    let words = |v: f64| words::number(rounded(v * scale));
+    let words = |v: f64| words::brief(rounded(v * scale));
     let unit = if unit.is_empty() { String::new() } else { format!(" {unit}") };
     [
         known(figures.mean(), |v| format!("{}{unit}", words(v))),
@@ -438,7 +438,11 @@ fn strips<'a>(part: &'a Part, panel: Panel, tops: &Tops) -> Vec<Strip<'a>> {
     match panel {
         Panel::Tags => Vec::new(),
         Panel::Utilization | Panel::Memory | Panel::Power | Panel::Temperature => {
-            part.devices.iter().enumerate().map(|(n, d)| gpu_strip(n, d, panel, tops)).collect()
+            {
+                let strips = part.devices.iter().enumerate().map(|(n, d)| gpu_strip(n, d, panel, tops));
+                // A slice has no power of its own, a GPU in slices no utilisation.
+                strips.filter(|strip| strip.lines.iter().any(|line| !line.curve.is_empty())).collect()
+            }
         }
         Panel::Job => job_strips(part, tops),
         Panel::Host => [("CPU", &part.host_cpu), ("memory", &part.host_memory)]
