@@ -247,11 +247,11 @@ impl Page<'_> {
         if drawn.is_empty() {
             return Ok(());
         }
-        write!(
+        writeln!(
             out,
             "<h2>Over time</h2><p class=\"soft\"><span class=key></span>mean of each window\
              <span class=\"key b\"></span>from its smallest to its largest value; a gap is time in which nothing was measured.</p>\
-             <div class=\"panels\">\n",
+             <div class=\"panels\">",
         )?;
         let (width, left, right) = match report.parts.len() {
             0..=2 => (580, 92, 66),

@@ -115,7 +115,7 @@ pub(super) fn percent(value: f64) -> String {
 pub(super) fn number(value: f64) -> String {
     let size = value.abs();
     match size {
-        s if s == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         s if !(1e-3..1e7).contains(&s) => format!("{value:.2e}"),
         s if s >= 100.0 || (s >= 10.0 && value.fract() == 0.0) => format!("{value:.0}"),
         s if s >= 10.0 => format!("{value:.1}"),
