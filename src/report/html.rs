@@ -247,11 +247,11 @@ impl Page<'_> {
         if drawn.is_empty() {
             return Ok(());
         }
-        write!(
+        writeln!(
             out,
             "<h2>Over time</h2><p class=\"soft\"><span class=key></span>mean of each window\
              <span class=\"key b\"></span>from its smallest to its largest value; a gap is time in which nothing was measured.</p>\
-             <div class=\"panels\">\n",
+             <div class=\"panels\">",
         )?;
         let (width, left, right) = match report.parts.len() {
             0..=2 => (580, 92, 66),
@@ -421,7 +421,7 @@ fn dashed(series: &Series, scale: f64) -> Line<'_> {
 
 /// `87 %` and `max 100`.
 fn figures(figures: &Figures, scale: f64, unit: &str) -> [String; 2] {
-    let words = |v: f64| words::number(rounded(v * scale));
+    let words = |v: f64| words::brief(rounded(v * scale));
     let unit = if unit.is_empty() { String::new() } else { format!(" {unit}") };
     [
         known(figures.mean(), |v| format!("{}{unit}", words(v))),
@@ -438,7 +438,11 @@ fn strips<'a>(part: &'a Part, panel: Panel, tops: &Tops) -> Vec<Strip<'a>> {
     match panel {
         Panel::Tags => Vec::new(),
         Panel::Utilization | Panel::Memory | Panel::Power | Panel::Temperature => {
-            part.devices.iter().enumerate().map(|(n, d)| gpu_strip(n, d, panel, tops)).collect()
+            {
+                let strips = part.devices.iter().enumerate().map(|(n, d)| gpu_strip(n, d, panel, tops));
+                // A slice has no power of its own, a GPU in slices no utilisation.
+                strips.filter(|strip| strip.lines.iter().any(|line| !line.curve.is_empty())).collect()
+            }
         }
         Panel::Job => job_strips(part, tops),
         Panel::Host => [("CPU", &part.host_cpu), ("memory", &part.host_memory)]

@@ -414,8 +414,7 @@ impl Part {
 
     /// Takes over the tags and steps of a client with a rank of its own.
     pub(super) fn adopt(&mut self, client: Part) {
-        let earliest = |a: Option<i64>, b: Option<i64>| a.into_iter().chain(b).min();
-        self.first_us = earliest(self.first_us, client.first_us);
+        self.first_us = self.first_us.into_iter().chain(client.first_us).min();
         self.last_us = self.last_us.max(client.last_us);
         self.tags.extend(client.tags);
         self.steps.extend(client.steps);

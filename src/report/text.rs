@@ -94,12 +94,14 @@ pub(super) fn run_facts(report: &Report, part: &Part) -> Vec<(&'static str, Stri
         None => words::count(part.windows),
     };
     let late = part.late.unwrap_or(0.0) + part.dropped.unwrap_or(0.0);
-    let own = format!(
-        "{} of a core, {}{}",
-        known(part.own_cpu.mean(), |p| format!("{p:.2} %")),
-        known(part.own_rss.max, words::mib),
-        if late > 0.0 { format!("; {late:.0} samples late or not taken") } else { String::new() },
-    );
+    let late = if late > 0.0 { format!("; {late:.0} samples late or not taken") } else { String::new() };
+    let own = match (part.own_cpu.mean(), part.own_rss.max) {
+        (None, None) => UNKNOWN.to_owned(),
+        (cpu, rss) => {
+            let core = known(cpu, |p| format!("{p:.2} % of a core"));
+            format!("{core}, {}{late}", known(rss, words::mib))
+        }
+    };
     vec![
         ("log", clean(&source.about.name)),
         ("run", clean(&part.key.run)),

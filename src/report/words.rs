@@ -89,7 +89,7 @@ pub(super) fn millis(ms: f64) -> String {
 pub(super) fn mib(mib: f64) -> String {
     match mib {
         m if m >= 1024.0 * 1024.0 => format!("{:.1} TiB", m / 1024.0 / 1024.0),
-        m if m >= 10_000.0 => format!("{:.1} GiB", m / 1024.0),
+        m if m >= 4096.0 => format!("{:.1} GiB", m / 1024.0),
         m if m >= 10.0 || m == 0.0 => format!("{m:.0} MiB"),
         m if m >= 0.1 => format!("{m:.1} MiB"),
         m => format!("{:.0} KiB", m * 1024.0),
@@ -115,7 +115,7 @@ pub(super) fn percent(value: f64) -> String {
 pub(super) fn number(value: f64) -> String {
     let size = value.abs();
     match size {
-        s if s == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         s if !(1e-3..1e7).contains(&s) => format!("{value:.2e}"),
         s if s >= 100.0 || (s >= 10.0 && value.fract() == 0.0) => format!("{value:.0}"),
         s if s >= 10.0 => format!("{value:.1}"),

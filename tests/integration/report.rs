@@ -146,9 +146,11 @@ fn ranks_stand_side_by_side() {
     }
     // A directory means the logs in it.
     let shown = text(&report(dir.path(), &["."]).stdout);
-    let header = shown.lines().next().unwrap();
-    let words: Vec<&str> = header.split_whitespace().collect();
-    assert_eq!(words, ["rank", "0", "rank", "1", "rank", "2", "rank", "3"], "{shown}");
+    // As many columns as fit, then another block.
+    let header: Vec<&str> =
+        shown.lines().next().unwrap().split("  ").map(str::trim).filter(|w| !w.is_empty()).collect();
+    assert_eq!(header, ["rank 0", "rank 1", "rank 2"], "{shown}");
+    assert!(shown.lines().any(|line| line.trim() == "rank 3"), "{shown}");
     assert_eq!(shown.matches("GPU 0").count(), 4, "{shown}");
     let page = text(&report(dir.path(), &[".", "-o", "-"]).stdout);
     elements(&page);

@@ -225,7 +225,9 @@ fn draw_strip(
         for point in curve.thinned(frame.pixel()).points() {
             if point.mean() > 0.5 {
                 let (from, to) = (frame.x(point.from), frame.x(point.to));
-                write!(held, "M{} {}h{}", Tenths(from), top + height - 2, Tenths((to - from).max(15)))?;
+                let high = Tenths(20 + (point.mean().min(100.0) * 0.6) as i64);
+                let wide = Tenths((to - from).max(10));
+                write!(held, "M{} {}v-{high}h{wide}v{high}z", Tenths(from), top + height)?;
             }
         }
     }
