@@ -384,7 +384,8 @@ impl Running {
     /// Until the next sample; shorter while the driver is being opened, so that its first values are early.
     fn next_wait(&self, deadline: Mono, now: Mono) -> Duration {
         let wait = deadline.since(now);
-        if self.devices_known { wait } else { wait.min(OPENING_LOOK) }
+        let opening = !self.devices_known && now.since(self.run.start_mono) < DRIVER_WAIT;
+        if opening { wait.min(OPENING_LOOK) } else { wait }
     }
 
     /// Starts the process sampler at once; the driver is opened on a thread of its own.
@@ -437,7 +438,11 @@ impl Running {
             sampler.reaped(&usage);
         }
         let frame = match &mut self.gpu {
-            Some(gpu) if self.devices_known => gpu.take(FRAME_WAIT.min(self.logging.interval / 2)),
+            Some(gpu) if self.devices_known => {
+                // A call that hangs must not make every sample late: its frame comes with a later one.
+                let hangs = gpu.busy_for().is_some_and(|busy| busy > FRAME_WAIT);
+                gpu.take(if hangs { Duration::ZERO } else { FRAME_WAIT.min(self.logging.interval / 2) })
+            }
             _ => None,
         };
         sampler.sample(now, due, frame, &mut self.sample, &mut self.changes);
