@@ -118,7 +118,7 @@ fn select_devices(args: &SelectArgs, out: &mut dyn io::Write) -> Exit {
         Err(error) => return refuse(&mut stderr, &error, Exit::Usage),
     };
     let mut probe = |request: &ProbeRequest| nvml.probe(request).map_err(|error| error.to_string());
-    let screen = Screen { out: &mut stderr, terminal: io::stderr().is_terminal(), quiet: args.common.quiet };
+    let screen = Screen { columns: stderr.columns(), out: &mut stderr, quiet: args.common.quiet };
     let mut streams = SelectStreams { stdout: out, stdout_is_terminal: io::stdout().is_terminal(), screen };
     select::run(&settings, &args.output, &Surroundings::from_environment(), &mut probe, &mut streams)
 }

@@ -43,6 +43,18 @@ impl NonBlockingStderr {
         NonBlockingStderr { own, fd, is_socket, piece, closed, dropped: 0 }
     }
 
+    /// Columns of the terminal it is; 80 where the terminal does not tell, `None` where it is none.
+    pub fn columns(&self) -> Option<usize> {
+        // SAFETY: asks whether a descriptor is a terminal.
+        if self.closed || unsafe { libc::isatty(self.fd) } != 1 {
+            return None;
+        }
+        let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: the kernel fills the live structure or leaves it alone.
+        let told = unsafe { libc::ioctl(self.fd, libc::TIOCGWINSZ, &raw mut size) } == 0;
+        Some(if told && size.ws_col > 0 { usize::from(size.ws_col) } else { 80 })
+    }
+
     /// Bytes that nobody could take.
     pub fn dropped(&self) -> u64 {
         self.dropped

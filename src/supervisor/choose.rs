@@ -139,8 +139,8 @@ impl Surroundings {
 pub struct Screen<'a> {
     /// Where lines go.
     pub out: &'a mut dyn Write,
-    /// It is a terminal: a live line can be drawn.
-    pub terminal: bool,
+    /// Columns of the terminal, where it is one: a live line can be drawn.
+    pub columns: Option<usize>,
     /// Only errors are written.
     pub quiet: bool,
 }
@@ -159,24 +159,30 @@ impl Screen<'_> {
         if self.quiet {
             return;
         }
-        let _ = if self.terminal {
-            // A live line that wraps cannot be taken away again.
-            let cut = text.char_indices().nth(100).map(|(end, _)| end);
-            let (text, more) = cut.map_or((text, ""), |end| (&text[..end], "..."));
-            write!(self.out, "\r\x1b[2Kgpurun: {text}{more}")
-        } else {
-            writeln!(self.out, "gpurun: {text}")
+        let line = format!("gpurun: {text}");
+        let _ = match self.columns {
+            // A live line that wraps cannot be taken away again; the last column stays free for the cursor.
+            Some(columns) => write!(self.out, "\r\x1b[2K{}", cut(&line, columns.saturating_sub(1))),
+            None => writeln!(self.out, "{line}"),
         };
         let _ = self.out.flush();
     }
 
     /// Takes the live line away.
     fn clear(&mut self) {
-        if self.terminal {
+        if self.columns.is_some() {
             let _ = write!(self.out, "\r\x1b[2K");
             let _ = self.out.flush();
         }
     }
+}
+
+/// At most so many characters; a line that is cut says so.
+fn cut(line: &str, columns: usize) -> String {
+    if line.chars().count() <= columns {
+        return line.to_owned();
+    }
+    line.chars().take(columns.saturating_sub(3)).chain("...".chars()).collect()
 }
 
 /// Devices chosen for a job.
@@ -406,5 +412,20 @@ pub(super) fn holders(
     match (directory, &device.uuid) {
         (Some(directory), Ok(uuid)) => directory.holders(uuid),
         _ => Ok(Vec::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_live_line_fits_the_terminal() {
+        let mut out = Vec::new();
+        Screen { out: &mut out, columns: Some(20), quiet: false }.status("waiting for a GPU that is taken");
+        assert_eq!(String::from_utf8(out).unwrap(), "\r\u{1b}[2Kgpurun: waiting ...");
+        let mut out = Vec::new();
+        Screen { out: &mut out, columns: None, quiet: false }.status("waiting for a GPU that is taken");
+        assert_eq!(String::from_utf8(out).unwrap(), "gpurun: waiting for a GPU that is taken\n");
     }
 }

@@ -1,7 +1,6 @@
 //! The devices of a job before it starts: chosen and held, or left as the environment has them.
 
 use std::ffi::OsString;
-use std::io::IsTerminal as _;
 use std::os::fd::RawFd;
 use std::path::Path;
 
@@ -45,8 +44,7 @@ impl Picked {
         let command: Vec<String> =
             args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let mut stderr = NonBlockingStderr::new();
-        let mut screen =
-            Screen { out: &mut stderr, terminal: std::io::stderr().is_terminal(), quiet: args.common.quiet };
+        let mut screen = Screen { columns: stderr.columns(), out: &mut stderr, quiet: args.common.quiet };
         // Name and memory are what the start line and the files say of a device.
         let mut probe = |request: &ProbeRequest| {
             let request = ProbeRequest { name: true, memory: true, ..*request };

@@ -169,7 +169,7 @@ impl Chooser<'_> {
             }
         };
         let mut watchers = Watchers::new();
-        let pace = if screen.terminal { LIVE_LINE } else { LOG_LINE };
+        let pace = if screen.columns.is_some() { LIVE_LINE } else { LOG_LINE };
         let poll = self.observer.as_ref().map_or(POLL, Observer::pace);
         let mut next_status = Instant::now();
         let mut trouble: Option<String> = None;
