@@ -231,13 +231,7 @@ impl Day {
             "nvlink_rx" | "nvlink_tx" => 90_000.0 + noise * 20_000.0,
             // An H100 has no fan.
             "fan_speed" => return None,
-            "throttled_power" => {
-                if r < 0.02 {
-                    noise * 20.0
-                } else {
-                    0.0
-                }
-            }
+            "throttled_power" if r < 0.02 => noise * 20.0,
             _ => 0.0,
         })
     }

@@ -190,8 +190,8 @@ pub struct ExportArgs {
     /// File to write: *.csv, *.parquet, *.jsonl, or - for JSON lines on standard output
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,
-    /// Layout of the output [default: long]
-    #[arg(long, value_enum)]
+    /// Layout of the output: `long` or `wide` [default: long]
+    #[arg(long, value_enum, hide_possible_values = true)]
     pub layout: Option<super::logging::LayoutArg>,
     /// Replace an existing file
     #[arg(long)]

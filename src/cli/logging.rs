@@ -13,7 +13,7 @@ use super::duration::parse_duration;
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Logging")]
 pub struct LoggingArgs {
-    /// Write windows to TARGET: *.csv, *.parquet, tensorboard:DIR or a directory (repeatable).
+    /// Write windows to TARGET: *.csv, *.parquet, a directory or tensorboard:DIR (repeatable);
     /// {host} {rank} {pid} {run} {time} {job} are filled in
     #[arg(long, value_name = "TARGET")]
     pub log: Vec<String>,
@@ -34,16 +34,16 @@ pub struct LoggingArgs {
     #[arg(long, value_name = "NAME")]
     pub run: Option<String>,
 
-    /// One row per series and window, or one per window [default: long]
-    #[arg(long, value_enum)]
+    /// `long`: one row per series and window; `wide`: one per window [default: long]
+    #[arg(long, value_enum, hide_possible_values = true)]
     pub layout: Option<LayoutArg>,
 
-    /// Processes that get rows of their own: those on a GPU, all of the job, or none [default: gpu]
-    #[arg(long, value_enum)]
+    /// Processes with rows of their own: those on a `gpu`, `all` of the job, or `none` [default: gpu]
+    #[arg(long, value_enum, hide_possible_values = true, value_name = "WHICH")]
     pub processes: Option<ProcessesArg>,
 
-    /// Metrics to add (+NAME) or leave out (-NAME), by name or group; bare names mean only these.
-    /// `gpurun metrics` lists them
+    /// Metrics to add (+NAME) or leave out (-NAME), by name or group; bare names mean only these
+    /// (`gpurun metrics` lists them)
     #[arg(long, value_name = "LIST", value_delimiter = ',', allow_hyphen_values = true)]
     pub metrics: Vec<String>,
 

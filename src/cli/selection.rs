@@ -14,8 +14,8 @@ use crate::model::selection::{
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Selection")]
 pub struct SelectionArgs {
-    /// Choose among the devices of CVD, or of CUDA_VISIBLE_DEVICES (a job does the latter anyway)
-    #[arg(short, long, value_name = "CVD")]
+    /// Choose inside DEVICES, or inside CUDA_VISIBLE_DEVICES where none are given (a job does that anyway)
+    #[arg(short, long, value_name = "DEVICES")]
     pub inherit: Option<Option<String>>,
 
     /// Count memory held by USER (names or uids; without one: you) as free
@@ -34,19 +34,19 @@ pub struct SelectionArgs {
     #[arg(short = 'n', long, value_name = "N")]
     pub count: Option<String>,
 
-    /// Free memory of each GPU: 8GiB, 8G, 500MiB, 10000 (bytes)
+    /// At least SIZE free on each GPU: 8GiB, 8G, 500MiB, 10000 (bytes)
     #[arg(short = 'f', long, value_name = "SIZE")]
     pub min_free_memory: Option<String>,
 
-    /// Total memory of each GPU
+    /// At least SIZE in total on each GPU
     #[arg(short = 't', long, value_name = "SIZE")]
     pub min_total_memory: Option<String>,
 
-    /// GPU utilisation of each GPU in percent
+    /// At most PCT percent GPU utilisation
     #[arg(short = 'G', long, value_name = "PCT")]
     pub max_gpu_utilization: Option<String>,
 
-    /// Memory-bandwidth utilisation of each GPU in percent
+    /// At most PCT percent memory-bandwidth utilisation
     #[arg(short = 'M', long, value_name = "PCT")]
     pub max_memory_utilization: Option<String>,
 
@@ -54,8 +54,8 @@ pub struct SelectionArgs {
     #[arg(long, visible_alias = "tol", value_name = "PCT")]
     pub tolerance: Option<String>,
 
-    /// Name GPUs by index or by UUID (MIG slices always by UUID) [default: index]
-    #[arg(short = 'O', long, value_enum, value_name = "FORMAT")]
+    /// Name GPUs by `index` or by `uuid` (MIG slices always by UUID) [default: index]
+    #[arg(short = 'O', long, value_enum, value_name = "FORMAT", hide_possible_values = true)]
     pub format: Option<FormatArg>,
 
     /// Keep the order of enumeration instead of best first
@@ -102,7 +102,7 @@ pub struct SelectionArgs {
     #[arg(long)]
     pub explain: bool,
 
-    /// Print that as JSON
+    /// Print the same as JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -3,6 +3,9 @@
 use super::json::Summary;
 use super::text::duration;
 
+/// A run of fewer seconds says nothing about how its GPUs are used.
+const TOO_SHORT_S: f64 = 5.0;
+
 /// The facts of a run whose windows cover `seconds`.
 pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
     let mut facts = Vec::new();
@@ -14,9 +17,10 @@ pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
         };
         let untouched = gpu.job_memory_mib.max.is_none_or(|mib| mib == 0.0);
         let unused = gpu.gpu_utilization.max == Some(0.0) && untouched;
-        if unused {
+        let told = seconds >= TOO_SHORT_S;
+        if unused && told {
             facts.push(format!("{name} was never used: utilisation was 0 % in every sample"));
-        } else if seconds > 0.0 && share(gpu.idle_s) > 50.0 {
+        } else if told && share(gpu.idle_s) > 50.0 {
             facts.push(format!("{name} was idle (at most 5 %) for {:.0} % of the run", share(gpu.idle_s)));
         }
         if let (Some(max), Some(total)) = (gpu.memory_used_mib.max, gpu.memory_total_mib)
@@ -35,9 +39,9 @@ pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
                 ));
             }
         }
-        if !unused && seconds > 0.0 && share(gpu.starved_s) > 20.0 {
+        if told && !unused && share(gpu.starved_s) > 20.0 {
             facts.push(format!(
-                "{name} stayed under 50 % while the host's CPUs were over 90 % busy for {:.0} % of the run",
+                "{name} stayed under 50 % while the host's CPUs were over 90 % busy, for {:.0} % of the run",
                 share(gpu.starved_s)
             ));
         }

@@ -87,7 +87,7 @@ fn job_line(summary: &Summary) -> String {
     ];
     for (what, figures) in pressure {
         if let Some(mean) = figures.mean.filter(|mean| *mean >= 10.0) {
-            let _ = write!(line, ", host waited for {what} {mean:.0} % of the time");
+            let _ = write!(line, ", tasks on the host waited for {what} {mean:.0} % of the time");
         }
     }
     line
@@ -95,13 +95,17 @@ fn job_line(summary: &Summary) -> String {
 
 fn own_line(summary: &Summary) -> String {
     let own = &summary.own;
-    let mut line = format!("log: {} window{}", own.windows, if own.windows == 1 { "" } else { "s" });
+    let mut line = format!("{} window{} measured", own.windows, if own.windows == 1 { "" } else { "s" });
     let late = own.late_samples.unwrap_or(0.0) + own.dropped_samples.unwrap_or(0.0);
     if late > 0.0 {
         let _ = write!(line, ", {late:.0} samples late or not taken");
     }
-    if let Some(mean) = own.cpu_percent.mean {
-        let _ = write!(line, ", own cost {mean:.2} % of a core");
+    if let Some(cpu) = own.cpu_s {
+        let _ = write!(line, ", at a cost of {:.0} ms of CPU", cpu * 1000.0);
+    }
+    // A share of a run that is over at once says nothing but that the start costs something.
+    if let Some(mean) = own.cpu_percent.mean.filter(|_| summary.duration_s >= 5.0) {
+        let _ = write!(line, " ({mean:.2} % of a core)");
     }
     if let Some(rss) = own.memory_rss_mib.max {
         let _ = write!(line, " and {rss:.0} MiB");

@@ -184,6 +184,8 @@ impl Screen<'_> {
 pub struct JobDevices {
     /// The chosen, in the order in which the job counts them.
     pub devices: Vec<DeviceIdentity>,
+    /// Free memory of each in bytes when it was chosen, where it could be read.
+    pub free: Vec<Option<u64>>,
     /// Variables that the job must see.
     pub env: Vec<(OsString, OsString)>,
     /// What holds them; keep it until the job has ended, and pass [`Lease::raw_fds`] on to the job.
@@ -262,8 +264,13 @@ pub fn choose_for_job(
     if let Some(lease) = &settled.lease {
         env.push((LEASES_VARIABLE.into(), lease.variable().into()));
     }
+    let free = chosen
+        .iter()
+        .filter(|device| device.uuid.is_ok())
+        .map(|device| device.memory.as_ref().ok().map(|memory| memory.free))
+        .collect();
     let devices = identities(chosen.into_iter());
-    Ok(JobDevices { devices, env, lease: settled.lease })
+    Ok(JobDevices { devices, free, env, lease: settled.lease })
 }
 
 /// The devices that a job sees when gpurun does not choose: those `CUDA_VISIBLE_DEVICES` names, all where it is

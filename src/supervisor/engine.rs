@@ -384,7 +384,8 @@ impl Running {
     /// Until the next sample; shorter while the driver is being opened, so that its first values are early.
     fn next_wait(&self, deadline: Mono, now: Mono) -> Duration {
         let wait = deadline.since(now);
-        if self.devices_known { wait } else { wait.min(OPENING_LOOK) }
+        let opening = !self.devices_known && now.since(self.run.start_mono) < DRIVER_WAIT;
+        if opening { wait.min(OPENING_LOOK) } else { wait }
     }
 
     /// Starts the process sampler at once; the driver is opened on a thread of its own.
@@ -437,7 +438,11 @@ impl Running {
             sampler.reaped(&usage);
         }
         let frame = match &mut self.gpu {
-            Some(gpu) if self.devices_known => gpu.take(FRAME_WAIT.min(self.logging.interval / 2)),
+            Some(gpu) if self.devices_known => {
+                // A call that hangs must not make every sample late: its frame comes with a later one.
+                let hangs = gpu.busy_for().is_some_and(|busy| busy > FRAME_WAIT);
+                gpu.take(if hangs { Duration::ZERO } else { FRAME_WAIT.min(self.logging.interval / 2) })
+            }
             _ => None,
         };
         sampler.sample(now, due, frame, &mut self.sample, &mut self.changes);
@@ -532,7 +537,7 @@ impl Running {
         }
     }
 
-    /// One line for all metrics that a device lacks for the same reason.
+    /// One line for all metrics that devices lack for the same reason.
     fn say_gpu_news(&self, news: &[GpuNews]) {
         let mut lines: Vec<(Option<usize>, String, Vec<&'static str>)> = Vec::new();
         for item in news {
@@ -543,12 +548,24 @@ impl Running {
                 None => lines.push((item.device, reason, name.into_iter().collect())),
             }
         }
+        // Eight like GPUs lack the same: one line, not eight.
+        let mut alike: Vec<(Vec<String>, String, Vec<&'static str>)> = Vec::new();
         for (device, reason, names) in lines {
             let subject = device
                 .and_then(|place| self.run.devices.get(place))
                 .map_or_else(|| "NVML".to_owned(), |device| device.gpu_label());
-            let what = if names.is_empty() { String::new() } else { format!(" {}", names.join(", ")) };
-            self.notices.say_once(&format!("{subject}{what}: {reason}"));
+            match alike.iter_mut().find(|(_, why, what)| *why == reason && *what == names) {
+                Some((subjects, _, _)) => subjects.push(subject),
+                None => alike.push((vec![subject], reason, names)),
+            }
+        }
+        for (subjects, reason, names) in alike {
+            let subjects = subjects.join(", ");
+            self.notices.say_once(&if names.is_empty() {
+                format!("{subjects}: {reason}")
+            } else {
+                format!("{} of {subjects}: {reason}", names.join(", "))
+            });
         }
     }
 

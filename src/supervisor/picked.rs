@@ -24,6 +24,8 @@ pub(super) struct Picked {
     surroundings: Surroundings,
     /// Known before the job: what was chosen, or what had to be found out first.
     known: Option<(Nvml, Vec<DeviceIdentity>)>,
+    /// Free memory of the chosen in bytes, in their order.
+    free: Vec<Option<u64>>,
     env: Vec<(OsString, OsString)>,
     lease: Option<Lease>,
 }
@@ -52,14 +54,20 @@ impl Picked {
         };
         let chosen = choose::choose_for_job(&settings, &surroundings, &command, &mut probe, &mut screen)
             .map_err(|error| Refusal { code: error.exit().code(), lines: lines(&error.to_string()) })?;
-        Ok(Self { surroundings, known: Some((nvml, chosen.devices)), env: chosen.env, lease: chosen.lease })
+        Ok(Self {
+            surroundings,
+            known: Some((nvml, chosen.devices)),
+            free: chosen.free,
+            env: chosen.env,
+            lease: chosen.lease,
+        })
     }
 
     /// Nothing is chosen. The driver is opened after the job has started, except where the numbers of
     /// `CUDA_VISIBLE_DEVICES` may count in CUDA's own order: then CUDA is asked, in a child that must
     /// not be taken for one of the job's.
     fn as_it_is(args: &RunArgs, surroundings: Surroundings) -> Result<Self, Refusal> {
-        let mut picked = Self { surroundings, known: None, env: Vec::new(), lease: None };
+        let mut picked = Self { surroundings, known: None, free: Vec::new(), env: Vec::new(), lease: None };
         if order_matters(&picked.surroundings)
             && let Ok(nvml) = Nvml::open(args.common.library().as_deref())
             && let Ok((devices, notes)) = watched::seen_by_the_job(&nvml, &picked.surroundings)
@@ -86,9 +94,10 @@ impl Picked {
         set.map(|(_, value)| value.to_string_lossy().into_owned())
     }
 
-    /// The devices, where they are known before the job starts.
+    /// The devices, where they are known before the job starts, and their free memory in bytes, where they were chosen.
     pub fn devices(&self) -> Vec<(&DeviceIdentity, Option<u64>)> {
-        self.known.iter().flat_map(|(_, devices)| devices).map(|device| (device, None)).collect()
+        let free = self.free.iter().copied().chain(std::iter::repeat(None));
+        self.known.iter().flat_map(|(_, devices)| devices).zip(free).collect()
     }
 
     /// Descriptors that the job's main process inherits: the lease.

@@ -104,7 +104,9 @@ fn print_text(answers: &[(i32, Value)], out: &mut impl Write) -> io::Result<()> 
             "  job  cpu {} %  rss {} MiB  processes {}",
             job("cpu_percent (%)"),
             job("memory_rss (MiB)"),
-            job("processes (count)"),
+            answer["job"]["metrics"]["processes (count)"]["last"]
+                .as_f64()
+                .map_or_else(|| "-".to_owned(), |count| format!("{count:.0}")),
         )?;
         let host = |name| cell(&answer["host"]["metrics"][name]);
         writeln!(out, "  host  cpu {} %  memory {} %", host("cpu_percent (%)"), host("memory_percent (%)"))?;

@@ -1,5 +1,7 @@
 //! The files themselves: what writers leave behind on good and bad days.
 
+#![allow(clippy::unwrap_used, reason = "a helper that fails is a test that fails")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

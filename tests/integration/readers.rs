@@ -1,5 +1,7 @@
 //! The programs that people read logs with: pandas, pyarrow, DuckDB, Polars, TensorBoard.
 
+#![allow(clippy::unwrap_used, reason = "a helper that fails is a test that fails")]
+
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
