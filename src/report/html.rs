@@ -473,7 +473,9 @@ fn gpu_strip<'a>(place: usize, device: &'a Device, panel: Panel, tops: &Tops) ->
             let gib = 1.0 / 1024.0;
             strip.top = device.memory_total.map_or(tops.memory_gib, |total| total * gib).max(1e-3);
             strip.lines = vec![line(&device.memory_used, gib), dashed(&device.job_memory, gib)];
-            strip.figures = figures(&device.memory_used.figures, gib, "GiB");
+            let used = &device.memory_used.figures;
+            strip.figures =
+                [known(used.mean(), words::mib), known(used.max, |m| format!("max {}", words::mib(m)))];
         }
         Panel::Power => {
             strip.top = tops.power;
