@@ -16,6 +16,7 @@ mod readers;
 mod report;
 mod sampling;
 mod selection;
+mod smoke;
 mod support;
 mod transparency;
 mod truth;
