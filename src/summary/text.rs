@@ -7,8 +7,11 @@ use super::json::{Figures, Summary};
 /// The lines that gpurun prints on stderr when the job has ended.
 pub fn lines(summary: &Summary) -> Vec<String> {
     let mut lines = Vec::new();
-    let words = summary.exit.as_ref().map_or("recorded", |exit| exit.words.as_str());
-    lines.push(format!("{words} after {}", duration(summary.duration_s)));
+    let lasted = duration(summary.duration_s);
+    lines.push(match &summary.exit {
+        Some(exit) => format!("{} after {lasted}", exit.words),
+        None => format!("recorded for {lasted}"),
+    });
     for gpu in &summary.gpus {
         lines.push(gpu_line(gpu));
     }
@@ -64,7 +67,7 @@ fn gpu_line(gpu: &super::json::GpuSummary) -> String {
 
 fn job_line(summary: &Summary) -> String {
     let job = &summary.job;
-    let mut line = String::from("job: ");
+    let mut line = String::from(if summary.exit.is_some() { "job: " } else { "processes followed: " });
     match job.cpu_s {
         Some(cpu) => {
             let _ = write!(line, "{} of CPU ({} of a core)", duration(cpu), mean_max(&job.cpu_percent, "%"));
@@ -85,10 +88,13 @@ fn job_line(summary: &Summary) -> String {
         ("memory", &summary.host_totals.memory_pressure),
         ("I/O", &summary.host_totals.io_pressure),
     ];
-    for (what, figures) in pressure {
-        if let Some(mean) = figures.mean.filter(|mean| *mean >= 10.0) {
-            let _ = write!(line, ", tasks on the host waited for {what} {mean:.0} % of the time");
-        }
+    let waits: Vec<String> = pressure
+        .iter()
+        .filter_map(|(what, figures)| Some((what, figures.mean.filter(|mean| *mean >= 10.0)?)))
+        .map(|(what, mean)| format!("for {what} {mean:.0} %"))
+        .collect();
+    if !waits.is_empty() {
+        let _ = write!(line, ", tasks on the host waited {} of the time", waits.join(", "));
     }
     line
 }
