@@ -5,8 +5,8 @@
 //! 1. [`SignalHold::new`] first thing in `main`, before any thread starts: from then on no signal can
 //!    end gpurun between "the job exists" and "its exit status is known". While gpurun only waits for a
 //!    GPU, [`SignalHold::released`] lets signals act as on any other program.
-//! 2. [`spawn`] on the main thread. The child is gpurun's direct child, in the same process group and
-//!    session, with what [`inherited`] saw before Rust's runtime changed it.
+//! 2. [`spawn()`] on the main thread. The child is gpurun's direct child, in the same process group and
+//!    session, with what [`inherited()`] saw before Rust's runtime changed it.
 //! 3. [`Launcher::next_event`] until [`JobEvent::MainExited`], then [`Launcher::leftovers`] or
 //!    [`Launcher::kill_tree`].
 //! 4. [`exit::leave`] as the very last thing.

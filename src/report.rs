@@ -2,7 +2,7 @@
 //! in through [`Builder`], pages go out into a `fmt::Write`.
 //!
 //! Memory is bounded by what is shown, not by how long a run was: totals are folded, and a curve keeps
-//! at most [`curve::MOST`] points, thinned as rows arrive with every minimum and maximum kept.
+//! at most `curve::MOST` points, thinned as rows arrive with every minimum and maximum kept.
 
 mod about;
 mod build;

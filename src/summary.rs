@@ -6,6 +6,8 @@
 pub mod facts;
 pub mod json;
 pub mod start;
+#[cfg(test)]
+mod tests;
 pub mod text;
 mod totals;
 

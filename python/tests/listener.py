@@ -50,15 +50,16 @@ class Listener:
             with connection.makefile("rb") as lines:
                 for line in lines:
                     message = json.loads(line)
+                    # First recorded, then answered: who has the answer finds the message here.
+                    with self._changed:
+                        self.messages.append((number, message))
+                        self._changed.notify_all()
                     reply = self.answer(message)
                     if isinstance(reply, bytes):
                         connection.sendall(reply)
                     elif reply is not None:
                         text = json.dumps({"id": message.get("id"), "ok": True, "result": reply})
                         connection.sendall(text.encode() + b"\n")
-                    with self._changed:
-                        self.messages.append((number, message))
-                        self._changed.notify_all()
         except (OSError, ValueError):
             pass
         with self._changed:

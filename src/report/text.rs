@@ -298,7 +298,7 @@ pub(super) fn steps(report: &Report, many: bool) -> Table {
     let header = [
         ("tag", false),
         ("rank", true),
-        ("steps", true),
+        ("timed steps", true),
         ("last step", true),
         ("step mean", true),
         ("in step", true),

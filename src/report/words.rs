@@ -91,7 +91,8 @@ pub(super) fn mib(mib: f64) -> String {
         m if m >= 1024.0 * 1024.0 => format!("{:.1} TiB", m / 1024.0 / 1024.0),
         m if m >= 10_000.0 => format!("{:.1} GiB", m / 1024.0),
         m if m >= 10.0 || m == 0.0 => format!("{m:.0} MiB"),
-        m => format!("{m:.1} MiB"),
+        m if m >= 0.1 => format!("{m:.1} MiB"),
+        m => format!("{:.0} KiB", m * 1024.0),
     }
 }
 
@@ -188,7 +189,7 @@ pub(super) fn ending(part: &Part, describes: bool) -> String {
 /// What a run ran.
 pub(super) fn job(part: &Part, describes: bool) -> String {
     match &part.about.argv {
-        Some(argv) if argv.is_empty() => "recorded, not launched".to_owned(),
+        Some(argv) if argv.is_empty() => "none, gpurun record".to_owned(),
         Some(argv) => command(argv),
         None if describes => UNKNOWN.to_owned(),
         None => "not in a CSV file".to_owned(),
@@ -231,9 +232,9 @@ pub(super) fn energy(device: &super::part::Device) -> String {
 /// Peak of the job's memory of capacity, or of what was in use by whoever where the job's is unknown.
 pub(super) fn memory_peak(device: &super::part::Device) -> String {
     let (peak, whose) = match (device.job_memory.figures.max, device.memory_used.figures.max) {
-        (Some(job), _) => (job, ""),
-        (None, Some(used)) => (used, " in use"),
-        (None, None) => return UNKNOWN.to_owned(),
+        (Some(job), used) if job > 0.0 || used.is_none_or(|used| used == 0.0) => (job, ""),
+        (_, Some(used)) => (used, " in use"),
+        (_, None) => return UNKNOWN.to_owned(),
     };
     match device.memory_total {
         Some(total) => format!("{} of {}{whose}", mib(peak), mib(total)),

@@ -13,7 +13,8 @@ pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
             Some(mig) => format!("GPU {}:{mig}", gpu.index),
         };
         let untouched = gpu.job_memory_mib.max.is_none_or(|mib| mib == 0.0);
-        if gpu.gpu_utilization.max == Some(0.0) && untouched {
+        let unused = gpu.gpu_utilization.max == Some(0.0) && untouched;
+        if unused {
             facts.push(format!("{name} was never used: utilisation was 0 % in every sample"));
         } else if seconds > 0.0 && share(gpu.idle_s) > 50.0 {
             facts.push(format!("{name} was idle (at most 5 %) for {:.0} % of the run", share(gpu.idle_s)));
@@ -34,7 +35,7 @@ pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
                 ));
             }
         }
-        if seconds > 0.0 && share(gpu.starved_s) > 20.0 {
+        if !unused && seconds > 0.0 && share(gpu.starved_s) > 20.0 {
             facts.push(format!(
                 "{name} stayed under 50 % while the host's CPUs were over 90 % busy for {:.0} % of the run",
                 share(gpu.starved_s)

@@ -54,6 +54,11 @@ fn gpu_line(gpu: &super::json::GpuSummary) -> String {
     if let Some(temperature) = gpu.temperature_c.max {
         let _ = write!(line, ", at most {temperature:.0} C");
     }
+    for (held, why) in [(gpu.throttled_power_s, "the power cap"), (gpu.throttled_thermal_s, "heat")] {
+        if let Some(seconds) = held.filter(|s| *s >= 0.1) {
+            let _ = write!(line, ", held back by {why} {}", duration(seconds));
+        }
+    }
     line
 }
 
@@ -73,7 +78,7 @@ fn job_line(summary: &Summary) -> String {
         let _ = write!(line, ", {pss:.0} MiB PSS");
     }
     if let Some(processes) = job.processes.max {
-        let _ = write!(line, ", up to {processes:.0} process{}", if processes > 1.0 { "es" } else { "" });
+        let _ = write!(line, ", up to {processes:.0} process{}", if processes == 1.0 { "" } else { "es" });
     }
     let pressure = [
         ("CPU", &summary.host_totals.cpu_pressure),
@@ -115,7 +120,8 @@ fn mean_max(figures: &Figures, unit: &str) -> String {
 pub fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match whole {
-        0..60 => format!("{seconds:.1} s"),
+        0..60 if seconds < 59.95 => format!("{seconds:.1} s"),
+        0..60 => "1 min 0 s".to_owned(),
         60..3600 => format!("{} min {} s", whole / 60, whole % 60),
         _ => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
     }

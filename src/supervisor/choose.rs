@@ -160,7 +160,10 @@ impl Screen<'_> {
             return;
         }
         let _ = if self.terminal {
-            write!(self.out, "\r\x1b[2Kgpurun: {text}")
+            // A live line that wraps cannot be taken away again.
+            let cut = text.char_indices().nth(100).map(|(end, _)| end);
+            let (text, more) = cut.map_or((text, ""), |end| (&text[..end], "..."));
+            write!(self.out, "\r\x1b[2Kgpurun: {text}{more}")
         } else {
             writeln!(self.out, "gpurun: {text}")
         };

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
-use arrow_schema::{Schema, SchemaRef};
+use arrow_schema::{DataType, Schema, SchemaRef};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, ZstdLevel};
@@ -19,7 +19,7 @@ use parquet::schema::types::ColumnPath;
 use crate::model::run::{RunEnd, RunInfo};
 use crate::model::window::WindowBatch;
 
-use super::columns::{LONG, ReadRow, STATS, WideBuilder, long_schema, wide_schema};
+use super::columns::{LONG, ReadRow, WideBuilder, long_schema, wide_schema};
 use super::disk::{LogFile, sync_directory_of};
 use super::format::{Format, Writer};
 use super::journal::{JournalEncoder, JournalReader};
@@ -31,6 +31,9 @@ use super::{Layout, Mode, WriterError, WriterSettings};
 
 /// Rows of a row group: large enough for small files, small enough for constant memory.
 const ROW_GROUP: usize = 64 << 10;
+
+/// A row group is held in memory until it is whole: wide rows get fewer of them.
+const ROW_GROUP_CELLS: usize = 2 << 20;
 
 /// `metrics.parquet.journal` of `metrics.parquet`.
 pub fn journal_path(target: &Path) -> PathBuf {
@@ -53,15 +56,18 @@ pub(super) fn aside_path(target: &Path) -> PathBuf {
 
 /// Chosen on a day of 8 GPUs (`cargo bench --bench writers`): plain values under zstd take 10.2 bytes a row,
 /// dictionaries of values 12.0, split byte streams 12.1; higher levels save 2 % for twice the time.
-fn properties(metadata: &Metadata) -> WriterProperties {
+fn properties(metadata: &Metadata, schema: &Schema) -> WriterProperties {
+    let fields = schema.fields();
+    let rows = (ROW_GROUP_CELLS / fields.len().max(1)).clamp(1024, ROW_GROUP);
     let pairs = metadata.iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone())).collect();
     let mut builder = WriterProperties::builder()
         .set_key_value_metadata(Some(pairs))
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(1).unwrap_or_default()))
-        .set_max_row_group_row_count(Some(ROW_GROUP))
+        .set_max_row_group_row_count(Some(rows))
         .set_created_by(concat!("gpurun ", env!("CARGO_PKG_VERSION")).to_owned());
-    for stat in STATS {
-        builder = builder.set_column_dictionary_enabled(ColumnPath::from(stat), false);
+    for field in fields.iter().filter(|f| *f.data_type() == DataType::Float64 && f.name() != "window_s") {
+        let column = ColumnPath::new(vec![field.name().clone()]);
+        builder = builder.set_column_dictionary_enabled(column, false);
     }
     builder.build()
 }
@@ -86,7 +92,7 @@ impl Aside {
         schema: &SchemaRef,
         metadata: Metadata,
     ) -> Result<Aside, WriterError> {
-        let properties = properties(&metadata);
+        let properties = properties(&metadata, schema);
         let schema = Schema::new_with_metadata(
             schema.fields().clone(),
             metadata.into_iter().collect::<HashMap<_, _>>(),

@@ -1,5 +1,7 @@
 //! The one integration binary: the real gpurun, real jobs, real readers.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 mod architecture;
 mod cli;
 mod collector;
@@ -14,6 +16,7 @@ mod main_job;
 mod python;
 mod readers;
 mod record;
+mod report;
 mod sampling;
 mod selection;
 mod support;

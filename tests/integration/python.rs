@@ -409,3 +409,34 @@ fn pip_install_brings_the_binary_and_the_module() {
     let listed = succeed(Command::new(venv.join("bin/pip")).args(["show", "gpurun-sidecar"]));
     assert!(String::from_utf8_lossy(&listed.stdout).contains("Name: gpurun-sidecar"));
 }
+
+/// The real Lightning `Trainer`, on the CPU. `GPURUN_LIGHTNING_PYTHON` names a Python that has `lightning`.
+#[test]
+#[ignore = "needs lightning and torch, gigabytes: set GPURUN_LIGHTNING_PYTHON; run with --run-ignored all"]
+fn the_real_lightning_trainer_takes_the_drop_in() {
+    let python = std::env::var("GPURUN_LIGHTNING_PYTHON").expect("GPURUN_LIGHTNING_PYTHON names a Python");
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let example = repository().join("examples/lightning_mnist_like.py");
+    let job =
+        [python.as_str(), example.to_str().unwrap(), "--accelerator", "cpu", "--every", "5", "--out", "logs"];
+    let output = succeed(&mut gpurun(dir, None, &["--every-n-steps", "16", "--log", "x.csv"], &job));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(said.matches("uses no GPU").count(), 1, "{said}");
+
+    // 3 epochs of 32 batches; the trainer's own log has a time for every fifth step.
+    let logged = Csv::read(&dir.join("logs/lightning_logs/version_0/metrics.csv"));
+    let times = |column: &str| logged.select(&[], column).iter().filter(|value| !value.is_empty()).count();
+    assert_eq!(times("batch_time/intra_step (ms)"), 96 / 5);
+    // Of the logged batches, the 65th is the first of an epoch.
+    assert_eq!(times("batch_time/inter_step (ms)"), 96 / 5 - 1);
+
+    let csv = Csv::read(&dir.join("x.csv"));
+    let steps = csv.select(&[("kind", "step"), ("metric", "intra_step")], "step");
+    assert_eq!(steps, ["16", "32", "48", "64", "80", "96"]);
+    let inter = csv.numbers(&[("kind", "step"), ("metric", "inter_step")], "samples");
+    // None across epochs: steps 1, 33 and 65 have no time before them.
+    assert_eq!(inter, [15.0, 16.0, 15.0, 16.0, 15.0, 16.0]);
+    let tags: BTreeSet<String> = csv.select(&[("kind", "tag")], "tag").into_iter().collect();
+    assert!(tags.contains("run/train") && tags.contains("run/train/validation"), "{tags:?}");
+}

@@ -2,7 +2,7 @@
 //!
 //! One crate, two faces. The `cdylib` *is* the driver library: it exports NVML's C functions and answers them from
 //! the scenario file that `GPURUN_FAKE_NVML` names. The `rlib` is what a test uses to write a scenario and to lay
-//! the library out in a directory ([`install`]). Nothing here is part of the released gpurun.
+//! the library out in a directory ([`install()`]). Nothing here is part of the released gpurun.
 
 pub mod codes;
 #[doc(hidden)]

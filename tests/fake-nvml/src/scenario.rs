@@ -24,7 +24,7 @@ pub struct Scenario {
     /// `nvmlSystemGetCudaDriverVersion`, 1000 * major + 10 * minor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cuda_version: Option<i32>,
-    /// Symbols that [`crate::install`] makes unfindable, as on an old driver. A trailing `*` hides a family.
+    /// Symbols that [`install()`](crate::install()) makes unfindable, as on an old driver. A trailing `*` hides a family.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing_symbols: Vec<String>,
     /// A file that holds the scripted second, read at every call: a test moves time by writing it.
@@ -50,7 +50,7 @@ pub struct Scenario {
     /// Seconds between process utilisation samples. Default 0.2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization_period: Option<f64>,
-    /// When present, [`crate::install`] also provides `libcuda.so.1`.
+    /// When present, [`install()`](crate::install()) also provides `libcuda.so.1`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cuda: Option<Cuda>,
     /// The GPUs in NVML (PCI bus) order.

@@ -1,0 +1,280 @@
+//! `gpurun report`: from real runs and made-up logs to text and pages.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use gpurun::report::{Builder, Row, RowKind, SourceAbout};
+
+use crate::support;
+
+const HEADER: &str = "time,window_s,run,host,rank,kind,tag,step,scope,gpu,cuda,uuid,pid,process,metric,unit,mean,min,max,last,samples,missing\n";
+
+fn report(dir: &Path, args: &[&str]) -> Output {
+    Command::new(support::gpurun()).arg("report").args(args).current_dir(dir).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('"', "\"\""))
+}
+
+/// A CSV log of ten windows of 10 s on one GPU; the windows in `unknown` have no value.
+fn log(run: &str, rank: Option<i32>, tag: &str, unknown: &[u32]) -> String {
+    let rank = rank.map(|r| r.to_string()).unwrap_or_default();
+    let run = quoted(run);
+    let mut csv = HEADER.to_owned();
+    for window in 1..=10u32 {
+        let time = format!("2026-11-30T05:{:02}:{:02}.000000Z", window / 6, window % 6 * 10);
+        let stats = if unknown.contains(&window) { ",,,,0,10" } else { "80,70,90,80,10,0" };
+        let _ = writeln!(
+            csv,
+            "{time},10,{run},node,{rank},window,run,,gpu,0,0,GPU-1,,,gpu_utilization,%,{stats}"
+        );
+        let _ = writeln!(
+            csv,
+            "{time},10,{run},node,{rank},window,run,,job,,,,,,cpu_percent,%,150,100,200,150,10,0"
+        );
+    }
+    let tag = quoted(&format!("run/{tag}"));
+    let _ = writeln!(
+        csv,
+        "2026-11-30T05:01:00.000000Z,30,{run},node,{rank},tag,{tag},,gpu,0,0,GPU-1,,,gpu_utilization,%,60,0,90,80,30,0"
+    );
+    csv
+}
+
+/// The names of all elements, each of which must be closed in its place.
+fn elements(page: &str) -> Vec<String> {
+    let (mut names, mut open) = (Vec::new(), Vec::<String>::new());
+    let body = page.strip_prefix("<!doctype html>").expect("a page begins with its doctype");
+    for piece in body.split('<').skip(1) {
+        let (inside, _) = piece.split_once('>').unwrap_or_else(|| panic!("unclosed: <{piece}"));
+        let name: String =
+            inside.trim_start_matches('/').chars().take_while(char::is_ascii_alphanumeric).collect();
+        if inside.starts_with('/') {
+            assert_eq!(open.pop().as_ref(), Some(&name), "</{name}> closes something else");
+        } else {
+            if !inside.ends_with('/') && name != "meta" {
+                open.push(name.clone());
+            }
+            names.push(name);
+        }
+    }
+    assert!(open.is_empty(), "never closed: {open:?}");
+    names
+}
+
+#[test]
+fn a_real_run_reads_back_as_text_and_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let scenario = fake_nvml::scenario_file("four-gpus-two-full").unwrap();
+    let driver = fake_nvml::install_file(dir.path(), &scenario).unwrap();
+    let mut run = Command::new(support::gpurun());
+    run.args(["-n", "1", "--interval", "50ms", "--window", "100ms", "--log", "m.parquet", "--"])
+        .args(["sh", "-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; exit 3"])
+        .current_dir(dir.path())
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .env("GPURUN_LEASE_DIR", dir.path().join("leases"));
+    driver.apply(&mut run);
+    let done = run.output().unwrap();
+    assert_eq!(done.status.code(), Some(3), "{}", text(&done.stderr));
+
+    let output = report(dir.path(), &["m.parquet"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    for part in ["m.parquet", "exit status 3", "sh -c 'i=0; while", "GPU 3", "of 80.0 GiB", "CPU of the job"]
+    {
+        assert!(shown.contains(part), "no {part:?} in\n{shown}");
+    }
+
+    let output = report(dir.path(), &["m.parquet", "-o", "report.html"]);
+    assert!(output.status.success() && output.stdout.is_empty(), "{}", text(&output.stderr));
+    let page = std::fs::read_to_string(dir.path().join("report.html")).unwrap();
+    let names = elements(&page);
+    assert!(names.iter().filter(|n| *n == "svg").count() >= 5, "{names:?}");
+    assert!(page.contains("exit status 3") && page.contains("while [ $i -lt 20000 ]"));
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with(".report")), "{left:?}");
+}
+
+#[test]
+fn a_page_loads_nothing_and_runs_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let evil = "</title></svg><script>alert(1)</script>\" onload='x' &amp; \u{1b}[31m\u{202e}";
+    std::fs::write(dir.path().join("x.csv"), log(evil, None, evil, &[])).unwrap();
+    let output = report(dir.path(), &["x.csv", "-o", "-"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let page = text(&output.stdout);
+    let names = elements(&page);
+    for banned in ["script", "link", "img", "iframe", "object", "use", "image", "foreignObject"] {
+        assert!(!names.iter().any(|n| n == banned), "a {banned} element");
+    }
+    for banned in ["http://", "https://", "url(", "@import", "src=", "href=", "\u{1b}", "\u{202e}"] {
+        assert!(!page.contains(banned), "{banned:?} in the page");
+    }
+    assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;&quot; onload=&#39;x&#39; &amp;amp;"));
+    let shown = text(&report(dir.path(), &["x.csv"]).stdout);
+    assert!(!shown.contains('\u{1b}') && shown.contains("<script>"), "{shown}");
+}
+
+#[test]
+fn unknown_windows_are_a_gap_in_the_line() {
+    let lines = |unknown: &[u32]| {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("x.csv"), log("r", None, "train", unknown)).unwrap();
+        let page = text(&report(dir.path(), &["x.csv", "-o", "-"]).stdout);
+        let strip = page.split("<g class=\"g0\">").nth(1).unwrap().to_owned();
+        let path =
+            strip.split("<path class=\"line\" d=\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+        path.matches('M').count()
+    };
+    assert_eq!(lines(&[]), 1);
+    assert_eq!(lines(&[4, 5]), 2);
+    assert_eq!(lines(&[2, 5, 9]), 4);
+}
+
+#[test]
+fn ranks_stand_side_by_side() {
+    let dir = tempfile::tempdir().unwrap();
+    for rank in 0..4 {
+        let name = format!("rank{rank}.csv");
+        std::fs::write(dir.path().join(name), log("r", Some(rank), "train", &[])).unwrap();
+    }
+    // A directory means the logs in it.
+    let shown = text(&report(dir.path(), &["."]).stdout);
+    let header = shown.lines().next().unwrap();
+    let words: Vec<&str> = header.split_whitespace().collect();
+    assert_eq!(words, ["rank", "0", "rank", "1", "rank", "2", "rank", "3"], "{shown}");
+    assert_eq!(shown.matches("GPU 0").count(), 4, "{shown}");
+    let page = text(&report(dir.path(), &[".", "-o", "-"]).stdout);
+    elements(&page);
+    assert_eq!(page.matches("<figcaption>rank 2</figcaption>").count(), 3, "tags, utilisation, job");
+}
+
+#[test]
+fn a_page_replaces_a_page_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::write(path("x.csv"), log("r", None, "train", &[])).unwrap();
+    std::fs::write(path("notes.html"), "dear diary").unwrap();
+    std::fs::hard_link(path("x.csv"), path("same.html")).unwrap();
+    for (output, words) in [
+        ("x.csv", "is one of the logs"),
+        ("same.html", "is one of the logs"),
+        ("notes.html", "is no HTML page"),
+        (".", "is no HTML page"),
+        ("missing/report.html", "cannot write missing/report.html"),
+    ] {
+        let refused = report(dir.path(), &["x.csv", "-o", output]);
+        assert!(!refused.status.success(), "{output}");
+        assert!(text(&refused.stderr).contains(words), "{output}: {}", text(&refused.stderr));
+    }
+    assert_eq!(std::fs::read_to_string(path("notes.html")).unwrap(), "dear diary");
+    assert_eq!(std::fs::read_to_string(path("x.csv")).unwrap(), log("r", None, "train", &[]));
+    for _ in 0..2 {
+        assert!(report(dir.path(), &["x.csv", "-o", "report.html"]).status.success());
+    }
+    let entries = std::fs::read_dir(dir.path()).unwrap().count();
+    assert_eq!(entries, 4, "nothing is left aside");
+}
+
+#[test]
+fn what_cannot_be_read_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("empty.csv"), HEADER).unwrap();
+    std::fs::write(dir.path().join("odd.csv"), "a,b\n1,2\n").unwrap();
+    let mut torn = log("r", None, "train", &[]);
+    torn.push_str("2026-11-30T05:0");
+    std::fs::write(dir.path().join("torn.csv"), torn).unwrap();
+    let empty = report(dir.path(), &["empty.csv"]);
+    assert!(empty.status.success());
+    assert_eq!(text(&empty.stdout), "no rows\n");
+    elements(&text(&report(dir.path(), &["empty.csv", "-o", "-"]).stdout));
+    for name in ["odd.csv", "missing.csv"] {
+        let output = report(dir.path(), &[name]);
+        assert!(!output.status.success() && output.stdout.is_empty());
+        let line = text(&output.stderr);
+        assert!(line.contains(name) && line.lines().count() == 1, "{line}");
+    }
+    let shown = text(&report(dir.path(), &["torn.csv"]).stdout);
+    assert!(shown.contains("torn.csv: an incomplete last line of 15 bytes was left out"), "{shown}");
+}
+
+/// A day of a busy host: every window differs, so that nothing compresses by being the same.
+fn day(gpus: i32, hours: i64) -> String {
+    let mut builder = Builder::new();
+    let source = builder.source(SourceAbout { name: "day.csv".to_owned(), ..SourceAbout::default() });
+    let mut random = 1u64;
+    let mut noise = || {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        f64::from((random >> 40) as u32) / f64::from(1 << 24)
+    };
+    for window in 1..=hours * 360 {
+        let mut add = |scope, gpu: Option<i32>, metric, scale: f64| {
+            let value = 0.3 * scale + 0.4 * scale * noise();
+            let uuid = gpu.map(|gpu| format!("GPU-{gpu}"));
+            let row = Row {
+                time_us: 1_790_000_000_000_000 + window * 10_000_000,
+                window_s: 10.0,
+                run: "day",
+                host: "node",
+                rank: None,
+                kind: RowKind::Window,
+                tag: "run",
+                step: None,
+                scope,
+                gpu,
+                cuda: gpu,
+                uuid: uuid.as_deref(),
+                pid: None,
+                process: None,
+                metric,
+                mean: Some(value),
+                min: Some(value - 0.3 * scale * noise()),
+                max: Some(value + 0.3 * scale * noise()),
+                last: Some(value),
+                samples: Some(10),
+            };
+            builder.add(source, &row);
+        };
+        for gpu in 0..gpus {
+            for (metric, scale) in [
+                ("gpu_utilization", 100.0),
+                ("memory_used", 80_000.0),
+                ("power_usage", 700.0),
+                ("temperature", 90.0),
+                ("throttled_power", 5.0),
+                ("throttled_thermal", 5.0),
+            ] {
+                add("gpu", Some(gpu), metric, scale);
+            }
+            add("job", Some(gpu), "gpu_memory", 80_000.0);
+        }
+        for metric in ["cpu_percent", "memory_rss", "processes"] {
+            add("job", None, metric, 1000.0);
+        }
+        for metric in ["cpu_percent", "memory_percent"] {
+            add("host", None, metric, 100.0);
+        }
+        for metric in ["loss", "accuracy", "lr", "grad_norm"] {
+            add("user", None, metric, 1.0);
+        }
+    }
+    let mut page = String::new();
+    builder.finish().html(&mut page).unwrap();
+    page
+}
+
+#[test]
+fn a_day_of_eight_gpus_is_a_small_page() {
+    let page = day(8, 24);
+    elements(&page);
+    assert!(page.len() < 3_000_000, "{} bytes", page.len());
+    // The size follows the width of the charts, not the length of the run.
+    let week = day(8, 7 * 24);
+    assert!(week.len() < page.len() * 3 / 2, "{} against {} bytes", week.len(), page.len());
+}
