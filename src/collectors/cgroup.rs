@@ -31,6 +31,7 @@ pub struct MemoryBound {
 pub struct CgroupLimits {
     memory: Vec<MemoryLevel>,
     cpu: Vec<CpuLevel>,
+    pressure: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -82,6 +83,7 @@ impl CgroupLimits {
     }
 
     fn add_v2(&mut self, level: &Path) {
+        let limits = self.memory.len() + self.cpu.len();
         if read_number(&level.join("memory.max")).is_some() {
             self.add_memory(level, "memory.max", "memory.current", b"inactive_file ");
         }
@@ -89,6 +91,19 @@ impl CgroupLimits {
         if fs::read_to_string(&cpu).is_ok_and(|text| quota_of_max(&text).is_some()) {
             self.cpu.push(CpuLevel::Max(cpu));
         }
+        // The innermost limited level: above it are others' tasks as well.
+        if self.pressure.is_none()
+            && self.memory.len() + self.cpu.len() > limits
+            && level.join("cpu.pressure").exists()
+        {
+            self.pressure = Some(level.to_owned());
+        }
+    }
+
+    /// Where the pressure on gpurun's own cgroup is told, in files `cpu.pressure`, `memory.pressure` and `io.pressure`:
+    /// the innermost limited level of version 2. `None` outside a limited cgroup and on version 1, which has none.
+    pub fn pressure_level(&self) -> Option<&Path> {
+        self.pressure.as_deref()
     }
 
     fn add_v1(&mut self, controller: &str, level: &Path) {
@@ -226,6 +241,7 @@ mod tests {
         write(cgroup.join("outer/memory.current"), "900000\n");
         write(cgroup.join("outer/memory.stat"), "anon 5\ninactive_file 100000\nactive_file 7\n");
         write(cgroup.join("outer/cpu.max"), "max 100000\n");
+        write(cgroup.join("outer/cpu.pressure"), "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n");
         write(cgroup.join("outer/leaf/memory.max"), "500000\n");
         write(cgroup.join("outer/leaf/memory.current"), "100000\n");
         write(cgroup.join("outer/leaf/memory.stat"), "inactive_file 0\n");
@@ -234,6 +250,7 @@ mod tests {
         let mut levels = Vec::new();
         limits.refresh_limits(&mut levels);
         assert_eq!(limits.cpu_limit(), Some(1.5));
+        assert_eq!(limits.pressure_level(), Some(cgroup.join("outer").as_path()), "the leaf tells none");
         assert_eq!(limits.memory_limit(), Some(500_000));
         let bound = limits.memory_bound(&levels, &mut Buffer::default());
         assert_eq!(bound, Some(MemoryBound { limit: 1_000_000, used: 800_000 }));

@@ -84,11 +84,11 @@ pub struct HostReader {
     memory_total: Option<u64>,
 }
 
-/// The pressure metrics and the files they come from.
+/// The pressure metrics and their resources: `/proc/pressure/cpu`, or `cpu.pressure` of a limited cgroup.
 const PRESSURES: [(MetricId, &str); 3] = [
-    (MetricId::HostCpuPressure, "pressure/cpu"),
-    (MetricId::HostMemoryPressure, "pressure/memory"),
-    (MetricId::HostIoPressure, "pressure/io"),
+    (MetricId::HostCpuPressure, "cpu"),
+    (MetricId::HostMemoryPressure, "memory"),
+    (MetricId::HostIoPressure, "io"),
 ];
 
 impl HostReader {
@@ -100,7 +100,14 @@ impl HostReader {
         let mut buffer = Buffer::default();
         // With psi=0 on the kernel's command line the file opens and every read fails.
         let pressure = PRESSURES.map(|(_, name)| {
-            open(name).filter(|file| file.read(&mut buffer).is_ok_and(|text| !text.is_empty()))
+            // Inside a limited cgroup the host's tasks wait for what is not ours to have.
+            let own = cgroup.pressure_level();
+            let file = match own.map(|level| KernelFile::open(&level.join(format!("{name}.pressure")))) {
+                Some(Ok(file)) => Some(file),
+                Some(Err(_)) => None,
+                None => open(&format!("pressure/{name}")),
+            };
+            file.filter(|file| file.read(&mut buffer).is_ok_and(|text| !text.is_empty()))
         });
         let mut reader = Self {
             buffer,
@@ -384,6 +391,36 @@ mod tests {
         assert_eq!(all[&MetricId::HostCgroupMemoryLimit], Reading::Value(4.0));
         let mut host = HostReader::new(&root.join("proc"), &root.join("none"), 100.0);
         assert_eq!(read_all(&mut host)[&MetricId::HostMemoryUsed], Reading::Value(8.0));
+    }
+
+    #[test]
+    fn pressure_inside_a_limited_cgroup_is_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let stalled = |micros: u64| format!("some avg10=0.00 avg60=0.00 avg300=0.00 total={micros}\n");
+        write(root, "proc/self/cgroup", "0::/\n");
+        write(root, "proc/pressure/cpu", &stalled(5_000_000));
+        write(root, "proc/pressure/io", &stalled(6_000_000));
+        write(root, "cg/cgroup.procs", "");
+        write(root, "cg/cpu.max", "max 100000\n");
+        write(root, "cg/cpu.pressure", &stalled(2_000_000));
+        let pressures = |reader: &mut HostReader| {
+            let all = read_all(reader);
+            [MetricId::HostCpuPressure, MetricId::HostIoPressure].map(|id| (reader.offers(id), all[&id]))
+        };
+        let mut unlimited = HostReader::new(&root.join("proc"), &root.join("cg"), 100.0);
+        assert_eq!(
+            pressures(&mut unlimited),
+            [(true, Reading::Value(500.0)), (true, Reading::Value(600.0))],
+            "without a limit the host is ours"
+        );
+        write(root, "cg/cpu.max", "150000 100000\n");
+        let mut limited = HostReader::new(&root.join("proc"), &root.join("cg"), 100.0);
+        assert_eq!(
+            pressures(&mut limited),
+            [(true, Reading::Value(200.0)), (false, Reading::Missing)],
+            "and the host's does not stand in for what the cgroup does not tell"
+        );
     }
 
     #[test]

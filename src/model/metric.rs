@@ -240,21 +240,21 @@ catalogue! {
     }
     HostCpuPressure {
         Host, "cpu_pressure", "%", Counter, Cheap, "pressure", Whole,
-        source: "/proc/pressure/cpu, cgroup",
+        source: "/proc/pressure/cpu; cpu.pressure of a limited cgroup",
         absent: "kernels without PSI",
-        about: "share of time in which some task waited for cpu",
+        about: "share of time in which some task of the host (of a limited cgroup: its own) waited for a CPU",
     }
     HostMemoryPressure {
         Host, "memory_pressure", "%", Counter, Cheap, "pressure", Whole,
-        source: "/proc/pressure/memory, cgroup",
+        source: "/proc/pressure/memory; memory.pressure of a limited cgroup",
         absent: "kernels without PSI",
-        about: "share of time in which some task waited for memory",
+        about: "share of time in which some task of the host (of a limited cgroup: its own) waited for memory",
     }
     HostIoPressure {
         Host, "io_pressure", "%", Counter, Cheap, "pressure", Whole,
-        source: "/proc/pressure/io, cgroup",
+        source: "/proc/pressure/io; io.pressure of a limited cgroup",
         absent: "kernels without PSI",
-        about: "share of time in which some task waited for io",
+        about: "share of time in which some task of the host (of a limited cgroup: its own) waited for I/O",
     }
     HostCgroupCpuLimit {
         Host, "cgroup_cpu_limit", "", Gauge, Static, "cgroup", Whole,
@@ -307,7 +307,7 @@ catalogue! {
     GpuTemperature {
         Gpu, "temperature", "C", Gauge, Cheap, "temperature", Device,
         source: "nvmlDeviceGetTemperatureV, nvmlDeviceGetTemperature",
-        absent: "MIG slices carry their parent's",
+        absent: "MIG slices: it stands in the rows of the parent GPU",
         about: "core temperature",
     }
     GpuMemoryTemperature {
@@ -332,13 +332,13 @@ catalogue! {
         Gpu, "energy", "J", Gauge, Cheap, "power", Device,
         source: "field 83, nvmlDeviceGetTotalEnergyConsumption",
         absent: "before Volta",
-        about: "energy since the run began, from the card's counter",
+        about: "energy since the first sample of the run, from the card's counter",
     }
     GpuEnergyFromPower {
         Gpu, "energy_from_power", "J", Gauge, Cheap, "power", Device,
         source: "integral of power_usage",
         absent: "where the counter answers",
-        about: "energy since the run began, estimated; only where there is no counter",
+        about: "energy since the first sample of the run, estimated; only where there is no counter",
     }
     GpuFanSpeed {
         Gpu, "fan_speed", "%", Gauge, Dear, "fan", Device,
@@ -397,14 +397,14 @@ catalogue! {
     GpuPcieRx {
         Gpu, "pcie_rx", "MiB/s", Counter, Cheap, "pcie", Device,
         source: "field 198",
-        absent: "before Ampere-era drivers",
-        about: "received over PCIe, from the byte counter",
+        absent: "drivers without field 198",
+        about: "received over PCIe, from the byte counter; where that wraps at 4 GiB, more between two samples cannot be seen",
     }
     GpuPcieTx {
         Gpu, "pcie_tx", "MiB/s", Counter, Cheap, "pcie", Device,
         source: "field 197",
-        absent: "before Ampere-era drivers",
-        about: "sent over PCIe, from the byte counter",
+        absent: "drivers without field 197",
+        about: "sent over PCIe, from the byte counter; where that wraps at 4 GiB, more between two samples cannot be seen",
     }
     GpuNvlinkRx {
         Gpu, "nvlink_rx", "MiB/s", Counter, Cheap, "nvlink", Device,

@@ -1,62 +1,79 @@
-//! Which metrics of the catalogue are recorded.
+//! Which metrics of the catalogue are meant: one bit each.
 
 use super::metric::{CATALOGUE, MetricId, Scope};
 
-/// A set of metrics, as dense bits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MetricSet {
-    on: Vec<bool>,
+/// A set of metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetricSet(u128);
+
+const _: () = assert!(MetricId::ALL.len() <= 128, "a set has one bit a metric");
+
+fn bit(metric: MetricId) -> u128 {
+    1 << (metric as u32)
 }
 
 impl Default for MetricSet {
     /// What is recorded unless `--metrics` says otherwise.
     fn default() -> Self {
-        Self { on: CATALOGUE.iter().map(super::metric::Metric::on_by_default).collect() }
+        MetricId::ALL.iter().copied().filter(|id| id.get().on_by_default()).collect()
     }
 }
 
 impl MetricSet {
     /// No metric at all.
-    pub fn none() -> Self {
-        Self { on: vec![false; CATALOGUE.len()] }
-    }
+    pub const NONE: Self = Self(0);
 
-    /// Whether the metric is recorded.
-    pub fn has(&self, metric: MetricId) -> bool {
-        self.on[metric as usize]
+    /// Whether the metric is in it.
+    pub fn has(self, metric: MetricId) -> bool {
+        self.0 & bit(metric) != 0
     }
 
     /// Adds or removes one metric.
     pub fn set(&mut self, metric: MetricId, on: bool) {
-        self.on[metric as usize] = on;
+        if on {
+            self.0 |= bit(metric);
+        } else {
+            self.0 &= !bit(metric);
+        }
     }
 
     /// Adds or removes every metric that answers to `word` (a name, a group, or `scope.name`);
     /// the number of metrics it meant, 0 for an unknown word.
     pub fn apply(&mut self, word: &str, on: bool) -> usize {
         let mut meant = 0;
-        for (metric, slot) in CATALOGUE.iter().zip(&mut self.on) {
+        for (metric, id) in CATALOGUE.iter().zip(MetricId::ALL) {
             if metric.answers_to(word) {
-                *slot = on;
+                self.set(*id, on);
                 meant += 1;
             }
         }
         meant
     }
 
-    /// The recorded metrics of one scope, in catalogue order.
-    pub fn of_scope(&self, scope: Scope) -> impl Iterator<Item = MetricId> + '_ {
-        MetricId::ALL.iter().copied().filter(move |id| self.has(*id) && id.get().scope == scope)
+    /// What is in both.
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// What is in this one and not in the other.
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Its metrics in catalogue order.
+    pub fn iter(self) -> impl Iterator<Item = MetricId> {
+        MetricId::ALL.iter().copied().filter(move |id| self.has(*id))
+    }
+
+    /// Its metrics of one scope, in catalogue order.
+    pub fn of_scope(self, scope: Scope) -> impl Iterator<Item = MetricId> {
+        self.iter().filter(move |id| id.get().scope == scope)
     }
 }
 
 impl FromIterator<MetricId> for MetricSet {
     fn from_iter<I: IntoIterator<Item = MetricId>>(metrics: I) -> Self {
-        let mut set = Self::none();
-        for metric in metrics {
-            set.set(metric, true);
-        }
-        set
+        metrics.into_iter().fold(Self::NONE, |set, id| Self(set.0 | bit(id)))
     }
 }
 
@@ -72,6 +89,16 @@ mod tests {
         assert_eq!(set.apply("fan", false), 1);
         assert_eq!(set.apply("no_such_metric", true), 0);
         assert!(!set.has(MetricId::GpuFanSpeed) && set.has(MetricId::JobMemoryPss));
-        assert_eq!(MetricSet::none().of_scope(Scope::Host).count(), 0);
+        assert_eq!(MetricSet::NONE.of_scope(Scope::Host).count(), 0);
+    }
+
+    #[test]
+    fn every_metric_has_its_bit() {
+        let all: MetricSet = MetricId::ALL.iter().copied().collect();
+        assert!(all.iter().eq(MetricId::ALL.iter().copied()));
+        let last = MetricId::ALL[MetricId::ALL.len() - 1];
+        let without = all.without([last].into_iter().collect());
+        assert!(!without.has(last) && without.iter().count() == MetricId::ALL.len() - 1);
+        assert_eq!(all.and([last].into_iter().collect()).iter().collect::<Vec<_>>(), [last]);
     }
 }

@@ -19,7 +19,7 @@ pub enum PidMatch {
     Same,
     /// gpurun is in another namespace, and nothing has contradicted the driver's pids so far.
     Doubtful,
-    /// NVML lists processes that do not exist here.
+    /// Most processes that NVML lists do not exist here.
     Other,
 }
 
@@ -33,20 +33,21 @@ impl PidMatch {
     }
 
     /// Takes one frame into account. In another namespace the driver may still translate its pids
-    /// (newer drivers do): then they exist here. If it lists processes and none exists, they are not ours.
+    /// (newer drivers do): then they exist here. If most of the listed processes do not, they are not ours.
     pub fn learn(self, listed: impl Iterator<Item = u32>, mut exists: impl FnMut(i32) -> bool) -> Self {
         if self == PidMatch::Same {
             return self;
         }
-        let (mut any, mut here) = (false, false);
+        let (mut all, mut here) = (0_usize, 0_usize);
         for pid in listed {
-            any = true;
-            here |= i32::try_from(pid).is_ok_and(&mut exists);
+            all += 1;
+            here += usize::from(i32::try_from(pid).is_ok_and(&mut exists));
         }
-        match (any, here) {
-            (true, false) => PidMatch::Other,
-            (true, true) => PidMatch::Doubtful,
-            (false, _) => self,
+        match all {
+            0 => self,
+            // One that has just ended is no contradiction, and a host's pid that exists here by chance no proof.
+            _ if here * 2 < all => PidMatch::Other,
+            _ => PidMatch::Doubtful,
         }
     }
 }
@@ -117,6 +118,7 @@ mod tests {
         assert_eq!(doubtful.learn([].into_iter(), |_| false), PidMatch::Doubtful);
         assert_eq!(doubtful.learn([7u32, 8].into_iter(), |_| false), PidMatch::Other);
         assert_eq!(doubtful.learn([7u32, 8].into_iter(), |pid| pid == 8), PidMatch::Doubtful);
+        assert_eq!(doubtful.learn([7u32, 8, 9].into_iter(), |pid| pid == 8), PidMatch::Other, "by chance");
         // A driver that was reloaded, or a job that left a container: doubt may return.
         assert_eq!(PidMatch::Other.learn([8u32].into_iter(), |_| true), PidMatch::Doubtful);
         assert_eq!(PidMatch::Other.learn([].into_iter(), |_| true), PidMatch::Other);

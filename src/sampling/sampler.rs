@@ -11,6 +11,7 @@ use super::gpu::{Followed, Role};
 use super::registry::{Registry, SeriesChange};
 use super::settings::{Notice, ProcessDetail, SamplerSettings, SamplingError, TreeRoot};
 use super::tree::{Node, ReapedUsage, Tree};
+use crate::collectors::clock;
 use crate::collectors::host::HostReader;
 use crate::collectors::own;
 use crate::collectors::procfs::file::{Buffer, FileError, KernelFile};
@@ -24,6 +25,16 @@ use crate::model::series::{ProcessIdentity, SeriesInfo};
 use crate::model::time::Mono;
 
 const MIB: f64 = (1u64 << 20) as f64;
+
+/// What the job's tree of processes has as a whole.
+const JOB_TREE: [MetricId; 6] = [
+    MetricId::JobProcesses,
+    MetricId::JobThreads,
+    MetricId::JobCpuPercent,
+    MetricId::JobMemoryRss,
+    MetricId::JobIoRead,
+    MetricId::JobIoWrite,
+];
 
 /// Metrics of a process as a whole, in the order of [`ProcessSeries::whole`].
 const PROCESS_WHOLE: [MetricId; 7] = [
@@ -132,6 +143,8 @@ pub struct Sampler {
     limit_told: bool,
     pid_match: PidMatch,
     other_told: bool,
+    /// A device's process list could be read at least once.
+    lists_seen: bool,
     notices: Vec<Notice>,
     pss: PssRound,
     own_statm: Option<KernelFile>,
@@ -168,6 +181,7 @@ impl Sampler {
             followed: 0,
             limit_told: false,
             other_told: false,
+            lists_seen: false,
             notices: Vec::new(),
             pss: PssRound::default(),
             buffer: Buffer::default(),
@@ -231,7 +245,7 @@ impl Sampler {
         out: &mut Sample,
         changes: &mut Vec<SeriesChange>,
     ) {
-        let start = own::monotonic();
+        let start = clock::monotonic();
         out.clear(now);
         if due.late * 2 > self.settings.interval {
             self.late += 1;
@@ -285,7 +299,7 @@ impl Sampler {
     }
 
     fn open_whole(&mut self, scope: Scope) {
-        for metric in self.settings.metrics.clone().of_scope(scope) {
+        for metric in self.settings.metrics.of_scope(scope) {
             if metric.get().subject == Subject::Whole && (scope != Scope::Host || self.host.offers(metric)) {
                 let (id, _) = self.open(metric, None, None);
                 self.whole.set(metric, id);
@@ -305,7 +319,7 @@ impl Sampler {
         for device in followed {
             let identity = &device.identity;
             let mut gpu = Table::new();
-            for metric in self.settings.metrics.clone().of_scope(Scope::Gpu) {
+            for metric in self.settings.metrics.of_scope(Scope::Gpu) {
                 // The estimate is opened when it has a value: only cards without an energy counter need it.
                 if device.metrics.contains(&metric) && metric != MetricId::GpuEnergyFromPower {
                     gpu.set(metric, self.open_told(metric, Some(identity), changes));
@@ -378,9 +392,21 @@ impl Sampler {
         }
     }
 
+    /// Whether it is known which processes are the job.
+    fn knows_the_job(&self) -> bool {
+        self.settings.root != TreeRoot::GpuProcesses || (self.lists_seen && self.pid_match != PidMatch::Other)
+    }
+
     fn sample_job(&mut self, out: &mut Sample) {
         let totals = self.tree.totals();
         let whole = &self.whole;
+        if !self.knows_the_job() {
+            // "Every process on a GPU" means nobody while no list can be read, and nobody is not none.
+            for metric in JOB_TREE {
+                whole.push(metric, Reading::Missing, out);
+            }
+            return;
+        }
         whole.push(MetricId::JobCpuPercent, Reading::Value(100.0 * totals.cpu_seconds), out);
         let io = |total: Option<f64>| total.map_or(Reading::Missing, |bytes| Reading::Value(bytes / MIB));
         whole.push(MetricId::JobIoRead, io(totals.read), out);
@@ -393,7 +419,7 @@ impl Sampler {
             whole.push(MetricId::JobMemoryRss, Reading::Value(totals.rss as f64 / MIB), out);
         } else if !self.seen_alive {
             // It ended before anybody looked. Once its end is known, one process there was.
-            let known = totals.rss_peak.is_some();
+            let known = totals.reaped;
             for metric in [MetricId::JobProcesses, MetricId::JobThreads, MetricId::JobMemoryRss] {
                 let peak = known && metric != MetricId::JobMemoryRss;
                 whole.push(metric, if peak { Reading::Peak(1.0) } else { Reading::Missing }, out);
@@ -406,6 +432,9 @@ impl Sampler {
 
     fn sample_pss(&mut self, now: Mono, out: &mut Sample) {
         let Some(id) = self.whole.get(MetricId::JobMemoryPss) else { return };
+        if !self.knows_the_job() {
+            return;
+        }
         let round = &mut self.pss;
         // The first round waits a little: at its very start a job is not itself yet.
         let next = *round.next.get_or_insert(now + self.settings.pss_interval.min(Duration::from_secs(5)));
@@ -422,7 +451,7 @@ impl Sampler {
             let live = self.tree.nodes().iter().filter(|node| !node.is_gone() && !node.is_zombie());
             round.waiting.extend(live.map(|node| node.key().pid));
         }
-        let begin = own::monotonic();
+        let begin = clock::monotonic();
         let mut slice = Duration::ZERO;
         while slice < PSS_SLICE {
             let Some(pid) = round.waiting.pop() else { break };
@@ -432,7 +461,7 @@ impl Sampler {
                 Err(FileError::Gone) => {}
                 Err(_) => round.failed = true,
             }
-            slice = own::monotonic().since(begin);
+            slice = clock::monotonic().since(begin);
         }
         round.spent += slice;
         if round.waiting.is_empty() {
@@ -449,6 +478,7 @@ impl Sampler {
     fn learn_pids(&mut self, gpu: Option<&GpuFrame>) {
         let Some(frame) = gpu else { return };
         let tree = &mut self.tree;
+        self.lists_seen |= frame.devices.iter().any(|device| matches!(device.processes, Some(Ok(_))));
         let lists = frame.devices.iter().filter_map(|device| device.processes.as_ref()?.as_ref().ok());
         self.pid_match =
             self.pid_match.learn(lists.flatten().map(|process| process.pid), |pid| tree.exists(pid));
@@ -681,7 +711,7 @@ impl Sampler {
         whole.push(MetricId::GpurunMemoryRss, known(pages.map(|p| p as f64 * self.page_bytes / MIB)), out);
         whole.push(MetricId::GpurunLateSamples, Reading::Value(self.late as f64), out);
         whole.push(MetricId::GpurunDroppedSamples, Reading::Value(self.dropped as f64), out);
-        let spent = own::monotonic().since(start);
+        let spent = clock::monotonic().since(start);
         whole.push(MetricId::GpurunSampleTime, Reading::Value(spent.as_secs_f64() * 1e3), out);
     }
 }

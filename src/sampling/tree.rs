@@ -168,6 +168,8 @@ pub struct TreeTotals {
     /// The most resident bytes that the tree is known to have reached since the last pass, if that is
     /// more than `rss`.
     pub rss_peak: Option<u64>,
+    /// Whether gpurun has reaped a process of the tree.
+    pub reaped: bool,
     /// Bytes read from storage since the run began; `None` while no process's counters can be read.
     pub read: Option<f64>,
     /// Bytes written towards storage since the run began.
@@ -219,7 +221,10 @@ pub struct Tree {
     written: Ledger,
     io_seen: bool,
     io_denied: bool,
+    reaped_any: bool,
     reaped_peak: u64,
+    /// `ru_maxrss` of a program begins at what gpurun held when it was forked from it.
+    inherited_peak: u64,
     highest_rss: u64,
     totals: TreeTotals,
     pass: u64,
@@ -267,7 +272,9 @@ impl Tree {
             written: Ledger::default(),
             io_seen: false,
             io_denied: false,
+            reaped_any: false,
             reaped_peak: 0,
+            inherited_peak: own::peak_bytes(),
             highest_rss: 0,
             totals: TreeTotals::default(),
             pass: 0,
@@ -384,6 +391,7 @@ impl Tree {
         }
         self.written.reaped(written);
         self.io_seen = true;
+        self.reaped_any = true;
         self.reaped_peak = self.reaped_peak.max(usage.max_rss_kib.saturating_mul(1024));
     }
 
@@ -693,6 +701,7 @@ impl Tree {
             totals.rss += rss;
             above = above.max(node.peak_news.unwrap_or(0).saturating_sub(rss));
         }
+        totals.reaped = self.reaped_any;
         totals.cpu_seconds = self.cpu.total(cpu);
         let (read, written) = (self.read.total(read), self.written.total(written));
         if self.io_seen {
@@ -701,7 +710,7 @@ impl Tree {
         let mut peak = if above > 0 { totals.rss + above } else { 0 };
         // `ru_maxrss` is over the process's whole life: it is news only when nothing so far was as high.
         let reaped = std::mem::take(&mut self.reaped_peak);
-        if reaped > self.highest_rss {
+        if reaped > self.highest_rss.max(self.inherited_peak) {
             peak = peak.max(reaped);
         }
         totals.rss_peak = (peak > totals.rss).then_some(peak);

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::model::metric::MetricId;
+use crate::model::metric::{MetricId, Scope};
 use crate::model::run::{JobExit, RunEnd, RunInfo, SCHEMA_VERSION};
 use crate::model::signal;
 
@@ -45,8 +45,23 @@ pub struct Summary {
     pub targets: Vec<TargetSummary>,
     /// Processes left behind.
     pub leftovers: Vec<LeftoverSummary>,
+    /// Series of host, GPUs, job and gpurun that were null at some time or always, with the reason.
+    pub nulls: Vec<NullSummary>,
     /// Facts worth knowing, in words.
     pub facts: Vec<String>,
+}
+
+/// A series that could not be read.
+#[derive(Clone, Debug, Serialize)]
+pub struct NullSummary {
+    /// Subject, name and unit: `gpu:3/fan_speed (%)`.
+    pub series: String,
+    /// Why.
+    pub reason: String,
+    /// Reads that gave a value; 0 where there never was one.
+    pub samples: u64,
+    /// Reads that were due and gave none.
+    pub missing: u64,
 }
 
 /// How the job ended.
@@ -167,7 +182,7 @@ pub struct OwnSummary {
     pub late_samples: Option<f64>,
     /// Samples that were not taken.
     pub dropped_samples: Option<f64>,
-    /// Reads, over all series, that were due and gave nothing.
+    /// Reads that were due and gave nothing, over all series that gave a value at other times.
     pub missing_reads: u64,
     /// Periodic windows.
     pub windows: u64,
@@ -261,16 +276,39 @@ impl Summary {
                 sample_time_ms: whole(MetricId::GpurunSampleTime),
                 late_samples: last(MetricId::GpurunLateSamples),
                 dropped_samples: last(MetricId::GpurunDroppedSamples),
-                missing_reads: totals.series().map(|t| t.missing).sum(),
+                missing_reads: totals.series().filter(|t| t.samples > 0).map(|t| t.missing).sum(),
                 windows: totals.windows,
             },
             targets,
             leftovers,
+            nulls: nulls(totals),
             facts: Vec::new(),
         };
         summary.facts = super::facts::facts(&summary, totals.seconds);
         summary
     }
+}
+
+/// Every series that has nulls. Those of processes are too many, and those of the job's own scalars are its own affair.
+fn nulls(totals: &Totals) -> Vec<NullSummary> {
+    let told = [Scope::Host, Scope::Gpu, Scope::Job, Scope::Gpurun];
+    let with_nulls = totals.series().filter(|t| t.missing > 0 && told.contains(&t.series.scope()));
+    with_nulls
+        .map(|total| {
+            let absent = total.series.metric.get().absent;
+            let reason = match totals.reason(&total.series) {
+                Some(reason) => reason,
+                None if total.samples == 0 && !absent.is_empty() => absent,
+                None => "the read failed or came too late",
+            };
+            NullSummary {
+                series: format!("{}/{}", total.series.subject(false), total.series.name_with_unit()),
+                reason: reason.to_owned(),
+                samples: total.samples,
+                missing: total.missing,
+            }
+        })
+        .collect()
 }
 
 fn gpu(totals: &Totals, device: &crate::model::device::DeviceIdentity) -> GpuSummary {

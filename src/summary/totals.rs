@@ -98,6 +98,15 @@ pub struct Totals {
     idle_s: HashMap<GpuUuid, f64>,
     /// Seconds in which a GPU waited (mean below 50 %) while the host's CPUs were over 90 % busy.
     starved_s: HashMap<GpuUuid, f64>,
+    unreadable: Vec<Unreadable>,
+}
+
+/// Why something could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Unreadable {
+    device: Option<GpuUuid>,
+    metric: Option<MetricId>,
+    reason: String,
 }
 
 impl Totals {
@@ -112,7 +121,34 @@ impl Totals {
             seconds: 0.0,
             idle_s: HashMap::new(),
             starved_s: HashMap::new(),
+            unreadable: Vec::new(),
         }
+    }
+
+    /// Keeps why a metric of a device could not be read; `None` stands for all of them.
+    pub fn unreadable(&mut self, device: Option<&GpuUuid>, metric: Option<MetricId>, reason: &str) {
+        /// A run that has more to tell than this tells nothing new.
+        const ENOUGH: usize = 1024;
+        let entry = Unreadable { device: device.cloned(), metric, reason: reason.to_owned() };
+        if self.unreadable.len() < ENOUGH && !self.unreadable.contains(&entry) {
+            self.unreadable.push(entry);
+        }
+    }
+
+    /// Why a series has nulls, as far as it was told: of its own metric, else of its whole device.
+    pub fn reason(&self, series: &SeriesInfo) -> Option<&str> {
+        let device = series.device.as_ref().map(|device| &device.uuid);
+        // A total over all devices is unknown for the reason of any of them.
+        let fits = |entry: &&Unreadable| {
+            device.is_none() || entry.device.is_none() || entry.device.as_ref() == device
+        };
+        let mut of_metric = self.unreadable.iter().filter(fits);
+        let mut of_device = self.unreadable.iter().filter(fits);
+        let about_gpus = device.is_some() || series.metric == MetricId::JobGpuMemory;
+        of_metric
+            .find(|entry| entry.metric == Some(series.metric))
+            .or_else(|| of_device.find(|entry| entry.metric.is_none() && about_gpus))
+            .map(|entry| entry.reason.as_str())
     }
 
     /// When the run began.

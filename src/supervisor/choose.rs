@@ -286,18 +286,20 @@ pub fn choose_for_job(
 /// The driver does not answer.
 pub fn watched_devices(surroundings: &Surroundings, probe: Probe<'_>) -> Result<WatchedDevices, ChooseError> {
     let mut ask = ask_cuda;
-    let mut request = ProbeRequest { name: true, memory: true, ..ProbeRequest::default() };
+    let request = ProbeRequest { name: true, memory: true, ..ProbeRequest::default() };
     let Some(text) = &surroundings.visible else {
         let snapshots = probe(&request).map_err(ChooseError::Driver)?;
-        return Ok(WatchedDevices { devices: identities(snapshots.iter()), notes: Vec::new() });
+        let notes = unnamed_notes(snapshots.iter());
+        return Ok(WatchedDevices { devices: identities(snapshots.iter()), notes });
     };
-    request.name = true;
     let snapshots = probe(&request).map_err(ChooseError::Driver)?;
     let mut notes = Vec::new();
     let ordinals = ordinals(text, surroundings, &snapshots, &mut ask, &mut notes);
     let seen = visible::parse(text, &snapshots, &ordinals);
     notes.extend(dropped_notes(&seen.dropped));
-    let devices = identities(seen.devices.iter().filter_map(|&index| snapshots.get(index)));
+    let seen = || seen.devices.iter().filter_map(|&index| snapshots.get(index));
+    notes.extend(unnamed_notes(seen()));
+    let devices = identities(seen());
     Ok(WatchedDevices { devices, notes })
 }
 
@@ -316,6 +318,12 @@ fn identities<'a>(devices: impl Iterator<Item = &'a DeviceSnapshot>) -> Vec<Devi
             })
         })
         .collect()
+}
+
+/// Words for devices that [`identities`] leaves out.
+fn unnamed_notes<'a>(devices: impl Iterator<Item = &'a DeviceSnapshot>) -> Vec<String> {
+    let unnamed = devices.filter_map(|device| Some((device, device.uuid.as_ref().err()?)));
+    unnamed.map(|(device, why)| format!("gpu:{} is not watched: {why}", device.index)).collect()
 }
 
 /// Words for entries of `CUDA_VISIBLE_DEVICES` that name no device.

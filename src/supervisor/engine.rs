@@ -17,13 +17,14 @@ use crate::cli::logging::{Logging, ProcessesArg};
 use crate::collectors::clock;
 use crate::control::{self, ControlEvent};
 use crate::model::metric::MetricId;
+use crate::model::reading::Reason;
 use crate::model::run::{JobExit, RunEnd, RunInfo};
 use crate::model::sample::Sample;
 use crate::model::time::Mono;
 use crate::model::window::{RowKind, WindowBatch};
 use crate::sampling::gpu::{GpuNews, GpuReader, GpuSettings};
 use crate::sampling::{
-    Deadlines, Due, ProcessDetail, ReapedUsage, Sampler, SamplerSettings, SeriesChange, TreeRoot,
+    Deadlines, Due, Notice, ProcessDetail, ReapedUsage, Sampler, SamplerSettings, SeriesChange, TreeRoot,
 };
 use crate::summary::Totals;
 use crate::windowing::{Fold, FoldSettings};
@@ -519,6 +520,12 @@ impl Running {
     fn say_news(&mut self) {
         if let Some(sampler) = &mut self.sampler {
             for notice in sampler.take_notices() {
+                if notice == Notice::OtherPidNamespace {
+                    let reason = Reason::OtherPidNamespace.to_string();
+                    for metric in [MetricId::JobGpuMemory, MetricId::JobGpuSmUtilization] {
+                        self.totals.unreadable(None, Some(metric), &reason);
+                    }
+                }
                 self.notices.say(&notice.to_string());
             }
         }
@@ -538,11 +545,13 @@ impl Running {
     }
 
     /// One line for all metrics that devices lack for the same reason.
-    fn say_gpu_news(&self, news: &[GpuNews]) {
+    fn say_gpu_news(&mut self, news: &[GpuNews]) {
         let mut lines: Vec<(Option<usize>, String, Vec<&'static str>)> = Vec::new();
         for item in news {
             let reason = item.reason.to_string();
             let name = item.metric.map(|metric| metric.get().name);
+            let device = item.device.and_then(|place| self.run.devices.get(place));
+            self.totals.unreadable(device.map(|device| &device.uuid), item.metric, &reason);
             match lines.iter_mut().find(|(device, why, _)| *device == item.device && *why == reason) {
                 Some((_, _, names)) => names.extend(name),
                 None => lines.push((item.device, reason, name.into_iter().collect())),

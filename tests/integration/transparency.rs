@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test where they are")]
 
-mod harness;
+pub(crate) mod harness;
 mod pty;
 
 use std::ffi::OsString;

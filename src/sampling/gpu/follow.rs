@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::settings::{GpuSettings, MetricSet};
+use super::settings::GpuSettings;
 use super::totals::{EnergyMeter, PowerIntegral, Unwrapped};
 use super::{Depth, Followed, GpuNews, Role, Source};
 use crate::collectors::nvml::{
@@ -11,6 +11,7 @@ use crate::collectors::nvml::{
 };
 use crate::model::device::DeviceIdentity;
 use crate::model::metric::MetricId;
+use crate::model::metric_set::MetricSet;
 use crate::model::reading::{Reading, Reason};
 use crate::model::time::Mono;
 use crate::sampling::frame::{DeviceFrame, GpuFrame, GpuProcessUse};
@@ -229,7 +230,7 @@ struct Pass<'a> {
 
 impl Device {
     fn new(nvml: &Nvml, identity: Arc<DeviceIdentity>, role: Role, settings: &GpuSettings) -> Self {
-        let of_slices = MetricSet::of(OF_SLICES);
+        let of_slices: MetricSet = OF_SLICES.into_iter().collect();
         let wanted = match role {
             Role::Whole => settings.wanted(),
             Role::Slice => settings.wanted().and(of_slices),
@@ -249,7 +250,7 @@ impl Device {
             retry_at: Mono::default(),
             wanted,
             slow: settings.slow(),
-            dead: MetricSet::default(),
+            dead: MetricSet::NONE,
             fields: FieldRequest::new(&fields),
             counters: [Unwrapped::default(); FIELD_COUNTERS.len()],
             wrap_said: false,
@@ -441,7 +442,7 @@ impl Device {
             Err(fault) if fault.is_lost() || fault.is_driver_gone() => return Err(fault),
             Err(fault) => {
                 if fault.is_permanent() {
-                    self.dead.insert(id);
+                    self.dead.set(id, true);
                 }
                 out.readings.push((id, Reading::Missing));
                 self.say(pass, Some(id), fault.reason());

@@ -3,42 +3,7 @@
 use std::time::Duration;
 
 use crate::model::metric::{MetricId, Scope, Tier};
-
-/// A set of metrics, one bit each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct MetricSet(u128);
-
-const _: () = assert!(MetricId::ALL.len() <= 128, "a set has one bit a metric");
-
-impl MetricSet {
-    pub(super) fn of(metrics: impl IntoIterator<Item = MetricId>) -> Self {
-        metrics.into_iter().fold(Self::default(), |set, id| Self(set.0 | bit(id)))
-    }
-
-    pub(super) fn has(self, id: MetricId) -> bool {
-        self.0 & bit(id) != 0
-    }
-
-    pub(super) fn insert(&mut self, id: MetricId) {
-        self.0 |= bit(id);
-    }
-
-    pub(super) fn and(self, other: Self) -> Self {
-        Self(self.0 & other.0)
-    }
-
-    pub(super) fn without(self, other: Self) -> Self {
-        Self(self.0 & !other.0)
-    }
-
-    pub(super) fn iter(self) -> impl Iterator<Item = MetricId> {
-        MetricId::ALL.iter().copied().filter(move |id| self.has(*id))
-    }
-}
-
-fn bit(id: MetricId) -> u128 {
-    1 << (id as u32)
-}
+use crate::model::metric_set::MetricSet;
 
 /// What the reader reads and at which paces.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,13 +47,13 @@ impl GpuSettings {
     }
 
     pub(super) fn wanted(&self) -> MetricSet {
-        MetricSet::of(self.metrics.iter().copied().filter(|id| id.get().scope == Scope::Gpu))
+        self.metrics.iter().copied().filter(|id| id.get().scope == Scope::Gpu).collect()
     }
 
     /// Those of the wanted metrics that are not read in every frame.
     pub(super) fn slow(&self) -> MetricSet {
         let slow = |id: &MetricId| matches!(id.get().tier, Tier::Dear | Tier::OptIn);
-        MetricSet::of(self.wanted().iter().filter(slow))
+        self.wanted().iter().filter(slow).collect()
     }
 
     /// A gap that an integral still bridges, as windows do.
@@ -122,8 +87,5 @@ mod tests {
         assert!(
             settings.slow().has(MetricId::GpuFanSpeed) && !settings.slow().has(MetricId::GpuGpuUtilization)
         );
-        let mut set = MetricSet::default();
-        set.insert(MetricId::ALL[MetricId::ALL.len() - 1]);
-        assert_eq!(set.iter().collect::<Vec<_>>(), [MetricId::ALL[MetricId::ALL.len() - 1]]);
     }
 }

@@ -104,10 +104,16 @@ impl Driver {
                 | "nvmlDeviceGetEncoderUtilization"
                 | "nvmlDeviceGetDecoderUtilization"
                 | "nvmlDeviceGetTotalEnergyConsumption" => Function::Numbers(std::mem::transmute(symbol)),
-                "nvmlDeviceGetMemoryInfo_v2" => Function::Versioned(std::mem::transmute(symbol), 40 | 2 << 24),
+                "nvmlDeviceGetMemoryInfo_v2" => {
+                    Function::Versioned(std::mem::transmute(symbol), 40 | 2 << 24)
+                }
                 "nvmlDeviceGetTemperatureV" => Function::Versioned(std::mem::transmute(symbol), 12 | 1 << 24),
-                "nvmlDeviceGetAddressingMode" => Function::Versioned(std::mem::transmute(symbol), 8 | 1 << 24),
-                "nvmlDeviceGetClockInfo" | "nvmlDeviceGetTemperature" => Function::Kind(std::mem::transmute(symbol)),
+                "nvmlDeviceGetAddressingMode" => {
+                    Function::Versioned(std::mem::transmute(symbol), 8 | 1 << 24)
+                }
+                "nvmlDeviceGetClockInfo" | "nvmlDeviceGetTemperature" => {
+                    Function::Kind(std::mem::transmute(symbol))
+                }
                 "nvmlDeviceGetTotalEccErrors" => Function::Errors(std::mem::transmute(symbol)),
                 "nvmlDeviceGetFieldValues" => Function::Fields(std::mem::transmute(symbol)),
                 "nvmlDeviceGetProcessUtilization" => Function::Use(std::mem::transmute(symbol)),
