@@ -39,6 +39,12 @@
 //!   read, two at that instant, and one more each pace from there on.
 //! * A [`Peak`](crate::model::reading::Reading::Peak) raises max and does nothing else.
 //!
+//! # Steps
+//!
+//! A step row covers the steps since the row before it, `every_n_steps` of them, and carries the innermost tag
+//! in which all of them ended. Steps that have no row when such a tag ends have one then; a tag around a single
+//! step so far is taken for that step's own and ends nothing.
+//!
 //! # Scalars of the job
 //!
 //! They are points, not readings of something that has a value all the time: plain mean, `samples` is

@@ -548,6 +548,29 @@ fn steps_marked_at_one_end_begin_with_their_tag() {
 }
 
 #[test]
+fn the_steps_of_a_tag_have_their_row_when_it_ends() {
+    let mut fold = Fold::new(FoldSettings { every_n_steps: 50, ..settings(60_000, 5000) }, ms(0));
+    fold.open_series(GAUGE, info(MetricId::HostMemoryPercent, 1000));
+    values(&mut fold, GAUGE, &[(0, 10.0), (1000, 10.0)]);
+    mark(&mut fold, Fold::OWN, 100, begin("train"));
+    for n in 0..3 {
+        // A tag of each step's own around it: the row is not that of the last one.
+        mark(&mut fold, Fold::OWN, 110 + 100 * n, begin("batch"));
+        mark(&mut fold, Fold::OWN, 180 + 100 * n, step(1 + i64::try_from(n).unwrap(), None));
+        mark(&mut fold, Fold::OWN, 190 + 100 * n, end("batch"));
+    }
+    mark(&mut fold, Fold::OWN, 500, end("train"));
+    mark(&mut fold, Fold::OWN, 600, begin("eval"));
+    mark(&mut fold, Fold::OWN, 700, step(7, None));
+    mark(&mut fold, Fold::OWN, 800, step(8, None));
+    mark(&mut fold, Fold::OWN, 900, end("eval"));
+    let out = finish(fold, 1000);
+    let steps = of_kind(&out, RowKind::Step);
+    let rows: Vec<_> = steps.iter().map(|b| (b.step, millis(b.end), &*b.tag)).collect();
+    assert_eq!(rows, [(Some(3), 500, "run/train"), (Some(8), 900, "run/eval")]);
+}
+
+#[test]
 fn times_of_steps_leave_suspended_time_out() {
     let mut fold = fold(60_000, 0);
     let mut out = Vec::new();
