@@ -306,7 +306,7 @@ lost_until = 20
     };
     until("values", || newest(&|row| row.is_steady_at(50.0)));
     place.write("clock", "15");
-    until("a null window", || newest(&Row::is_null));
+    until("a null window", || newest(&|row| row.is_null()));
     let said = run.stderr().matches("gpu:1: the GPU is lost").count();
     place.write("clock", "25");
     until("values again", || newest(&|row| row.is_steady_at(50.0)));
