@@ -41,10 +41,12 @@ memory_total = 81920
 power = 200
 
 [[gpu]]
+memory_utilization = 10
 gpu_utilization = { square = { low = 0, high = 100, period = 1, shift = 0.25 } }
 energy = "from-power"
 
 [[gpu]]
+memory_utilization = 10
 gpu_utilization = 30
 "#,
     );
@@ -306,7 +308,7 @@ lost_until = 20
     };
     until("values", || newest(&|row| row.is_steady_at(50.0)));
     place.write("clock", "15");
-    until("a null window", || newest(&Row::is_null));
+    until("a null window", || newest(&|row| row.is_null()));
     let said = run.stderr().matches("gpu:1: the GPU is lost").count();
     place.write("clock", "25");
     until("values again", || newest(&|row| row.is_steady_at(50.0)));
