@@ -12,7 +12,9 @@
 //!
 //! * The mean is time-weighted over the *covered* part of the span: trapezoid between consecutive values.
 //! * The last value before the span is the value at its start; from there the trapezoid goes to the first
-//!   value inside. The last value inside is held to the end of the span.
+//!   value inside. A value read at the end of the span or a moment later (half a pace, at most the slack), which is
+//!   the first one of the next, ends the last trapezoid, cut at the end (and is in no other statistic); without one the
+//!   last value inside is held to the end of the span. A batch waits for it for as long as that moment.
 //! * Two values more than 2.5 paces apart are not bridged: nothing between them is covered. A value is not
 //!   held to the end of a span, or of its series, that lies more than 2.5 paces after it.
 //! * A failed read ends the hold of the value before it; from there to the next value nothing is covered.

@@ -163,7 +163,8 @@ impl Fold {
         if self.table.len() <= index {
             self.table.resize_with(index + 1, || None);
         }
-        self.table[index] = Some(Series::new(info));
+        let slack = u64::try_from(self.settings.slack.as_nanos()).unwrap_or(u64::MAX);
+        self.table[index] = Some(Series::new(info, slack));
     }
 
     /// Ends a series: its last value is held until `at`. Its rows in the spans that are open still come.
@@ -442,7 +443,7 @@ impl Fold {
             let from = span.from;
             series.feed_open(span.acc(index), step, from, now);
         }
-        if matches!(step, Step::Rate { .. } | Step::Base { .. }) {
+        if matches!(step, Step::Gauge { .. } | Step::Rate { .. } | Step::Base { .. }) {
             for span in self.ended.iter_mut().filter(|span| !span.bare) {
                 let (from, to) = (span.from, span.to);
                 series.feed_ended(span.acc(index), step, now, from, to);
