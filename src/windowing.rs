@@ -12,7 +12,9 @@
 //!
 //! * The mean is time-weighted over the *covered* part of the span: trapezoid between consecutive values.
 //! * The last value before the span is the value at its start; from there the trapezoid goes to the first
-//!   value inside. The last value inside is held to the end of the span.
+//!   value inside. A value read at the end of the span or a moment later (half a pace, at most the slack), which is
+//!   the first one of the next, ends the last trapezoid, cut at the end (and is in no other statistic); without one the
+//!   last value inside is held to the end of the span. A batch waits for it for as long as that moment.
 //! * Two values more than 2.5 paces apart are not bridged: nothing between them is covered. A value is not
 //!   held to the end of a span, or of its series, that lies more than 2.5 paces after it.
 //! * A failed read ends the hold of the value before it; from there to the next value nothing is covered.
@@ -38,6 +40,12 @@
 //! * `missing` counts failed reads, and reads that never came: nothing is counted up to 2.5 paces after a
 //!   read, two at that instant, and one more each pace from there on.
 //! * A [`Peak`](crate::model::reading::Reading::Peak) raises max and does nothing else.
+//!
+//! # Steps
+//!
+//! A step row covers the steps since the row before it, `every_n_steps` of them, and carries the innermost tag
+//! in which all of them ended. Steps that have no row when such a tag ends have one then; a tag around a single
+//! step so far is taken for that step's own and ends nothing.
 //!
 //! # Scalars of the job
 //!

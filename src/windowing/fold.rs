@@ -68,6 +68,10 @@ struct Steps {
     span: u64,
     count: u32,
     last: i64,
+    /// The tags, outermost first, in which all of these steps ended: a tag of each step's own is not among them.
+    around: Vec<u64>,
+    /// The path of the innermost of those tags.
+    path: Arc<str>,
     intra: Points,
     inter: Points,
 }
@@ -159,7 +163,8 @@ impl Fold {
         if self.table.len() <= index {
             self.table.resize_with(index + 1, || None);
         }
-        self.table[index] = Some(Series::new(info));
+        let slack = u64::try_from(self.settings.slack.as_nanos()).unwrap_or(u64::MAX);
+        self.table[index] = Some(Series::new(info, slack));
     }
 
     /// Ends a series: its last value is held until `at`. Its rows in the spans that are open still come.
@@ -438,7 +443,7 @@ impl Fold {
             let from = span.from;
             series.feed_open(span.acc(index), step, from, now);
         }
-        if matches!(step, Step::Rate { .. } | Step::Base { .. }) {
+        if matches!(step, Step::Gauge { .. } | Step::Rate { .. } | Step::Base { .. }) {
             for span in self.ended.iter_mut().filter(|span| !span.bare) {
                 let (from, to) = (span.from, span.to);
                 series.feed_ended(span.acc(index), step, now, from, to);
@@ -521,12 +526,27 @@ impl Fold {
     /// Ends the tags from `place` on, the innermost first.
     fn end_tags(&mut self, number: u32, place: usize, at: Mono) {
         let to = self.active(at);
+        self.end_steps_of(number, place, at);
         let Some(stack) = self.stacks.get_mut(&number) else { return };
         let tags: Vec<Tag> = stack.tags.drain(place.min(stack.tags.len())..).rev().collect();
         for tag in tags {
             if let Some(span) = self.take_span(tag.span) {
                 self.end_span(span, at, to);
             }
+        }
+    }
+
+    /// The steps of a tag that ends have their row now: what follows is not theirs. With one step so far it
+    /// is not known whether the tag is around several, or that step's own.
+    fn end_steps_of(&mut self, number: u32, place: usize, at: Mono) {
+        let Some(stack) = self.stacks.get_mut(&number) else { return };
+        let ending = stack.tags.get(place..).unwrap_or_default();
+        let theirs =
+            |steps: &Steps| steps.count > 1 && ending.iter().any(|tag| steps.around.contains(&tag.span));
+        if stack.steps.as_ref().is_some_and(theirs)
+            && let Some(steps) = stack.steps.take()
+        {
+            self.end_steps(steps, at);
         }
     }
 
@@ -537,7 +557,7 @@ impl Fold {
         stack.stepped = None;
         self.ended.extend(stack.lone.take());
         if let Some(steps) = stack.steps.take() {
-            self.end_steps(steps, at, self.path(number));
+            self.end_steps(steps, at);
         }
         self.end_tags(number, 0, at);
     }
@@ -580,19 +600,26 @@ impl Fold {
 
     fn set_steps(&mut self, number: u32, span: u64) {
         if let Some(stack) = self.stacks.get_mut(&number) {
-            let (intra, inter) = (Points::default(), Points::default());
-            stack.steps = Some(Steps { span, count: 0, last: 0, intra, inter });
+            stack.steps = Some(Steps {
+                span,
+                count: 0,
+                last: 0,
+                around: Vec::new(),
+                path: Arc::clone(&self.settings.root_tag),
+                intra: Points::default(),
+                inter: Points::default(),
+            });
         }
     }
 
     /// The row of some steps; none, if none was made.
-    fn end_steps(&mut self, steps: Steps, at: Mono, path: Arc<str>) {
+    fn end_steps(&mut self, steps: Steps, at: Mono) {
         let to = self.active(at);
         let Some(mut span) = self.take_span(steps.span) else { return };
         if steps.count == 0 {
             return;
         }
-        span.tag = path;
+        span.tag = steps.path;
         span.step = Some(steps.last);
         span.extra.extend(steps.intra.row(&self.intra));
         span.extra.extend(steps.inter.row(&self.inter));
@@ -613,6 +640,15 @@ impl Fold {
         let Some(stack) = self.stacks.get_mut(&number) else { return };
         stack.stepped = Some(at);
         let Some(steps) = &mut stack.steps else { return };
+        let here = stack.tags.iter().map(|tag| tag.span);
+        if steps.count == 0 {
+            steps.around = here.collect();
+        } else {
+            let shared = steps.around.iter().zip(here).take_while(|(a, b)| **a == *b).count();
+            steps.around.truncate(shared);
+        }
+        let innermost = steps.around.len().checked_sub(1).and_then(|place| stack.tags.get(place));
+        steps.path = Arc::clone(innermost.map_or(&self.settings.root_tag, |tag| &tag.path));
         steps.count += 1;
         steps.last = step;
         if let Some(intra) = intra {
@@ -624,7 +660,7 @@ impl Fold {
         if steps.count >= every
             && let Some(steps) = stack.steps.take()
         {
-            self.end_steps(steps, at, self.path(number));
+            self.end_steps(steps, at);
             self.begin_steps(number, at);
         }
     }

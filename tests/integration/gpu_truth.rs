@@ -41,10 +41,12 @@ memory_total = 81920
 power = 200
 
 [[gpu]]
+memory_utilization = 10
 gpu_utilization = { square = { low = 0, high = 100, period = 1, shift = 0.25 } }
 energy = "from-power"
 
 [[gpu]]
+memory_utilization = 10
 gpu_utilization = 30
 "#,
     );
