@@ -35,8 +35,9 @@ use crate::writers::{FanOut, Opened, WriterReport};
 use super::notice::Notices;
 use super::watched::{Finding, Watched};
 
-/// Messages that wait for the engine; more are dropped and counted.
-const INBOX: usize = 4096;
+/// Messages that wait for the engine; more are dropped and counted. The channel touches its whole room when it is
+/// made, 128 bytes a message: room for 4,096 took 0.4 ms of every start.
+const INBOX: usize = 1024;
 
 /// How long the engine waits for a GPU frame at a tick before it goes on without.
 const FRAME_WAIT: Duration = Duration::from_millis(250);

@@ -73,7 +73,12 @@ fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Resul
     targets::check_summary(&logging, notices)?;
 
     // A wait for GPUs can be ended like any program; from here on signals belong to the job.
-    let mut picked = hold.released(|| Picked::for_job(args))?;
+    // Where nothing is asked of the driver nothing can take long, and no thread is made for it.
+    let mut picked = if Picked::may_take_long(args) {
+        hold.released(|| Picked::for_job(args))?
+    } else {
+        Picked::for_job(args)?
+    };
 
     let inbox = Inbox::new();
     let socket = listen(&inbox, &run.run, notices);

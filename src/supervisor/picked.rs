@@ -30,6 +30,11 @@ pub(super) struct Picked {
 }
 
 impl Picked {
+    /// Whether [`Picked::for_job`] may ask the driver or wait for devices.
+    pub fn may_take_long(args: &RunArgs) -> bool {
+        args.selection.any() || std::env::var_os(VISIBLE_VARIABLE).is_some()
+    }
+
     /// Chooses and holds what the options ask for; without any, the environment stays as it is.
     pub fn for_job(args: &RunArgs) -> Result<Self, Refusal> {
         let surroundings = Surroundings::from_environment();
