@@ -41,6 +41,9 @@ const FRAME_WAIT: Duration = Duration::from_millis(250);
 /// How long a run waits for the driver before its files are begun without devices.
 const DRIVER_WAIT: Duration = Duration::from_secs(3);
 
+/// How long a driver that was open may take for one look before the user hears of it.
+const DRIVER_SILENCE: Duration = Duration::from_secs(5);
+
 /// How often the engine looks whether the driver is open by now.
 const OPENING_LOOK: Duration = Duration::from_millis(50);
 
@@ -95,6 +98,8 @@ pub struct EngineSettings {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
+    /// Nobody takes samples any more: what is reaped concerns nobody.
+    deaf: AtomicBool,
     /// The exit of the job, known when the engine is stopped.
     exit: Mutex<Option<JobExit>>,
     /// Usage of reaped processes that the sampler has not seen yet.
@@ -204,6 +209,9 @@ impl Engine {
 
     /// Hands over the usage of a reaped process; the sampler takes it with its next sample.
     pub fn reaped(&self, usage: ReapedUsage) {
+        if self.shared.deaf.load(Ordering::Relaxed) {
+            return;
+        }
         self.shared.reaped.lock().unwrap_or_else(PoisonError::into_inner).push(usage);
     }
 
@@ -270,6 +278,8 @@ struct Running {
     on_window: Option<OnWindow>,
     notices: Notices,
     dropped_said: bool,
+    /// The user knows that the driver does not answer.
+    silence_said: bool,
     suspended: bool,
     finding: Arc<Mutex<Finding>>,
 }
@@ -309,6 +319,7 @@ impl Running {
             on_window,
             notices,
             dropped_said: false,
+            silence_said: false,
             suspended: false,
             finding: Arc::default(),
             logging,
@@ -334,12 +345,19 @@ impl Running {
 
     /// After a panic: nothing is done but waiting for the job to end.
     fn wait_for_stop(&self) {
+        self.hear_no_more();
         while !self.stopping() {
             if matches!(self.inbox.recv_timeout(Duration::from_secs(60)), Err(RecvTimeoutError::Disconnected))
             {
                 return;
             }
         }
+    }
+
+    /// A long job of short children must not fill the memory with usage that no sample takes.
+    fn hear_no_more(&self) {
+        self.shared.deaf.store(true, Ordering::Relaxed);
+        self.shared.reaped.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Samples until the job ends.
@@ -407,7 +425,10 @@ impl Running {
                 }
                 self.sampler = Some(sampler);
             }
-            Err(error) => self.notices.say(&format!("host and job values cannot be read: {error}")),
+            Err(error) => {
+                self.notices.say(&format!("host and job values cannot be read: {error}"));
+                self.hear_no_more();
+            }
         }
         let Some(watched) = self.watched.take() else { return };
         let (library, finding) = (self.library.clone(), Arc::clone(&self.finding));
@@ -437,7 +458,11 @@ impl Running {
             sampler.reaped(&usage);
         }
         let frame = match &mut self.gpu {
-            Some(gpu) if self.devices_known => gpu.take(FRAME_WAIT.min(self.logging.interval / 2)),
+            // A driver that hangs in an earlier look is not waited for: the other values would be late.
+            Some(gpu) if self.devices_known => {
+                let hangs = gpu.busy_for().is_some_and(|busy| busy > FRAME_WAIT);
+                gpu.take(if hangs { Duration::ZERO } else { FRAME_WAIT.min(self.logging.interval / 2) })
+            }
             _ => None,
         };
         sampler.sample(now, due, frame, &mut self.sample, &mut self.changes);
@@ -487,7 +512,14 @@ impl Running {
                 self.notices.say(&format!("no GPU values: {error}"));
                 self.begin_files();
             }
-            None if now.since(self.run.start_mono) > DRIVER_WAIT => self.begin_files(),
+            None if now.since(self.run.start_mono) > DRIVER_WAIT => {
+                self.begin_files();
+                if !std::mem::replace(&mut self.silence_said, true) {
+                    self.notices.say(
+                        "the NVIDIA driver has not answered since the start: no GPU values until it does",
+                    );
+                }
+            }
             None => {}
         }
     }
@@ -521,6 +553,7 @@ impl Running {
             let news = gpu.news();
             self.say_gpu_news(&news);
         }
+        self.say_silence();
         if let Some(out) = &self.out {
             for line in out.notices() {
                 self.notices.say(&line);
@@ -532,7 +565,39 @@ impl Running {
         }
     }
 
-    /// One line for all metrics that a device lacks for the same reason.
+    /// The driver was open and does not answer, or answers again.
+    fn say_silence(&mut self) {
+        let Some(gpu) = self.gpu.as_ref().filter(|_| self.devices_known) else { return };
+        let busy = gpu.busy_for();
+        if busy.is_some_and(|busy| busy > DRIVER_SILENCE) {
+            if !std::mem::replace(&mut self.silence_said, true) {
+                let line = "the NVIDIA driver does not answer: GPU values are missing until it does";
+                self.notices.say(line);
+            }
+        } else if busy.is_none() && std::mem::take(&mut self.silence_said) {
+            self.notices.say("the NVIDIA driver answers again");
+        }
+    }
+
+    /// The job has ended and the driver is still silent: the rows cannot say since when.
+    fn say_last_silence(&mut self) {
+        let Some(gpu) = &self.gpu else { return };
+        let line = match gpu.busy_for() {
+            _ if !self.devices_known => {
+                "no GPU values: the NVIDIA driver had not answered when the job ended".to_owned()
+            }
+            Some(busy) if busy >= FRAME_WAIT => {
+                format!(
+                    "the NVIDIA driver does not answer: the GPU values of the last {:.1} s are missing",
+                    busy.as_secs_f64()
+                )
+            }
+            _ => return,
+        };
+        self.notices.say(&line);
+    }
+
+    /// One line for all metrics that devices lack for the same reason.
     fn say_gpu_news(&self, news: &[GpuNews]) {
         let mut lines: Vec<(Option<usize>, String, Vec<&'static str>)> = Vec::new();
         for item in news {
@@ -543,10 +608,21 @@ impl Running {
                 None => lines.push((item.device, reason, name.into_iter().collect())),
             }
         }
+        // Eight alike GPUs lack the same metrics: one line, not eight.
+        let mut merged: Vec<(Vec<Option<usize>>, String, Vec<&'static str>)> = Vec::new();
         for (device, reason, names) in lines {
-            let subject = device
-                .and_then(|place| self.run.devices.get(place))
-                .map_or_else(|| "NVML".to_owned(), |device| device.gpu_label());
+            match merged.iter_mut().find(|(_, why, known)| *why == reason && *known == names) {
+                Some((devices, _, _)) => devices.push(device),
+                None => merged.push((vec![device], reason, names)),
+            }
+        }
+        for (devices, reason, names) in merged {
+            let label = |place: &Option<usize>| {
+                place
+                    .and_then(|place| self.run.devices.get(place))
+                    .map_or_else(|| "NVML".to_owned(), |device| device.gpu_label())
+            };
+            let subject = devices.iter().map(label).collect::<Vec<_>>().join(", ");
             let what = if names.is_empty() { String::new() } else { format!(" {}", names.join(", ")) };
             self.notices.say_once(&format!("{subject}{what}: {reason}"));
         }
@@ -627,25 +703,31 @@ impl Running {
             self.fold.resume(clock::monotonic());
             self.suspended = false;
         }
-        self.attach_devices(clock::monotonic(), self.driver_patience());
-        let now = clock::monotonic();
+        // The run ends here, however long the driver takes for the last look.
+        let end = clock::pair();
+        self.attach_devices(end.mono, self.driver_patience());
         if let Some(gpu) = &mut self.gpu
             && self.devices_known
         {
-            gpu.request_everything(now);
+            gpu.request_everything(end.mono);
         }
-        self.sample(now, Due::unscheduled());
+        self.sample(end.mono, Due::unscheduled());
         self.begin_files();
-        self.fold.finish(clock::pair(), &mut self.batches);
+        self.fold.finish(end, &mut self.batches);
         self.pass_on();
         self.say_news();
+        if !self.driver_patience().is_zero() || self.silence_said {
+            self.say_last_silence();
+        }
     }
 
     /// How long the end may wait for the driver: nothing where nobody reads the values of a driver that is
     /// not even open.
     fn driver_patience(&self) -> Duration {
         let read = self.targets.is_some() || self.out.is_some() || self.on_window.is_some();
-        if read || self.devices_known { FRAME_WAIT } else { Duration::ZERO }
+        let wanted = read || self.devices_known;
+        // A driver that has shown that it hangs gets no more time.
+        if wanted && !self.silence_said { FRAME_WAIT } else { Duration::ZERO }
     }
 
     /// Ends the driver's thread and the files.
