@@ -229,7 +229,8 @@ impl HostReader {
         self.busy_percent_seconds += 100.0 * step as f64 / self.ticks_per_second / f64::from(times.cpus);
         // The kernel counts in ticks of 10 ms: over a short time that can be more than there was. What is
         // over 100 % is told with the next read.
-        let room = self.told.map_or(0.0, |(before, total)| total + 100.0 * now.seconds_since(before));
+        // A hair less than all, so that no rounding shows more.
+        let room = self.told.map_or(0.0, |(before, total)| total + 99.999_999_9 * now.seconds_since(before));
         let total = self.busy_percent_seconds.min(room);
         self.told = Some((now, total));
         Some(total)
@@ -355,7 +356,10 @@ mod tests {
         write(root, "diskstats", " 8 0 sda 0 0 4096 0 0 0 4096 0\n 8 1 sda1 0 0 99999 0 0 0 9999 0\n");
         write(root, "net/dev", &net(3 << 20, None));
         // Half of the second of work would be 200 % of a quarter of a second: it is told as time passes.
-        assert_eq!(read_at(&mut reader, 0.25)[&MetricId::HostCpuPercent], Reading::Value(25.0));
+        assert_eq!(
+            read_at(&mut reader, 0.25)[&MetricId::HostCpuPercent],
+            Reading::Value(99.999_999_9 * 0.25)
+        );
         let second = read_at(&mut reader, 1.0);
         // 100 busy ticks = 1 s, on two CPUs: half of them for a second.
         assert_eq!(second[&MetricId::HostCpuPercent], Reading::Value(50.0));

@@ -4,7 +4,7 @@
 //! It runs beside the thread that minds the job, so nothing that happens here (a driver call that
 //! hangs, a full disk, a panic) can delay a signal or change the job's exit status.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,9 @@ use std::time::Duration;
 use crate::cli::logging::{Logging, ProcessesArg};
 use crate::collectors::clock;
 use crate::control::{self, ControlEvent};
+use crate::model::id::SeriesId;
 use crate::model::metric::MetricId;
+use crate::model::reading::Reading;
 use crate::model::reading::Reason;
 use crate::model::run::{JobExit, RunEnd, RunInfo};
 use crate::model::sample::Sample;
@@ -370,8 +372,7 @@ impl Running {
             if !self.devices_known {
                 self.attach_devices(now, Duration::ZERO);
                 if self.devices_known && !self.suspended {
-                    // The first values of the GPUs are those of now, not of the next deadline.
-                    self.tick(clock::monotonic(), Due::unscheduled());
+                    self.first_of_devices();
                 }
             }
             if !self.suspended
@@ -432,8 +433,33 @@ impl Running {
         self.advance();
     }
 
+    /// The first values of the GPUs are those of now, not of the next deadline. Nothing else counts: totals
+    /// read a moment after the first ones would make any rate of the steps in which they are kept.
+    fn first_of_devices(&mut self) {
+        let now = clock::monotonic();
+        if let Some(gpu) = &mut self.gpu {
+            gpu.request(now);
+        }
+        self.read(now, Due::unscheduled());
+        let Some(sampler) = &self.sampler else { return };
+        let series = sampler.initial_series();
+        let of_device: HashSet<SeriesId> =
+            series.into_iter().filter(|(_, info)| info.device.is_some()).map(|(id, _)| id).collect();
+        let counts = |(id, reading): &(SeriesId, Reading)| {
+            of_device.contains(id) || matches!(reading, Reading::Peak(_))
+        };
+        self.sample.readings.retain(counts);
+        self.fold.sample(&self.sample);
+        self.say_news();
+    }
+
     /// Reads everything that is due; a frame that the driver does not deliver in time is taken at a later tick.
     fn sample(&mut self, now: Mono, due: Due) {
+        self.read(now, due);
+        self.fold.sample(&self.sample);
+    }
+
+    fn read(&mut self, now: Mono, due: Due) {
         let Some(sampler) = &mut self.sampler else { return };
         for usage in self.shared.reaped.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             sampler.reaped(&usage);
@@ -446,10 +472,9 @@ impl Running {
             }
             _ => None,
         };
-        sampler.sample(now, due, frame, &mut self.sample, &mut self.changes);
-        self.apply_changes(now);
-        self.sample.at = instant(now, due, self.logging.interval);
-        self.fold.sample(&self.sample);
+        let at = instant(now, due, self.logging.interval);
+        sampler.sample(at, due, frame, &mut self.sample, &mut self.changes);
+        self.apply_changes(at);
     }
 
     fn apply_changes(&mut self, now: Mono) {

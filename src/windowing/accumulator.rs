@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use crate::model::metric::Kind;
 use crate::model::series::SeriesInfo;
+use crate::model::time::Mono;
 use crate::model::window::Stats;
+
+use super::queue::Nearness;
 
 const NANOS: f64 = 1e9;
 
@@ -159,6 +162,14 @@ impl Series {
         let kind = info.kind();
         let edge = slack.min(pace / 2);
         Series { info, kind, pace, limit, edge, born: None, read: None, value: None, rate: None }
+    }
+
+    /// Of a counter: how near two totals are too near for a rate of their own. The kernel's clocks count in
+    /// steps, which over a moment make any rate of nothing. `offset` is what was suspended before its last
+    /// total; there is none where time was suspended since.
+    pub(super) fn nearness(&self, offset: u64) -> Option<Nearness> {
+        let base = self.value.map(|point| Mono(point.at.saturating_add(offset)));
+        (self.kind == Kind::Counter).then_some(Nearness { distance: self.pace / 4, base, reach: self.limit })
     }
 
     /// Whether the series was read at all before `end`.

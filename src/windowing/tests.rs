@@ -234,6 +234,28 @@ fn a_failed_read_loses_no_increase() {
 }
 
 #[test]
+fn the_end_of_a_run_makes_no_rate_of_a_moment() {
+    let mut out = Vec::new();
+    let mut fold = fold(60_000, 300);
+    for (at, total) in [(0, 0.0), (1000, 100.0), (2000, 200.0)] {
+        values(&mut fold, COUNTER, &[(at, total)]);
+        fold.advance(clock(at), &mut out);
+    }
+    // The end comes 10 ms after a sample, and three ticks of the clock are counted in it.
+    values(&mut fold, COUNTER, &[(2010, 203.0)]);
+    fold.finish(clock(2010), &mut out);
+    let got = stats(&out[0], MetricId::HostDiskRead).unwrap();
+    assert!(near(got.mean, 203.0 / 2.01) && near(got.max, 103.0 / 1.01), "{got:?}");
+    assert_eq!(got.samples, 2);
+
+    // A run of a moment has nothing else to count from.
+    let mut fold = self::fold(60_000, 300);
+    values(&mut fold, COUNTER, &[(0, 0.0), (4, 1.0)]);
+    let out = finish(fold, 4);
+    assert!(near(stats(&out[0], MetricId::HostDiskRead).unwrap().mean, 250.0));
+}
+
+#[test]
 fn the_first_total_alone_gives_no_rate() {
     let mut fold = fold(4000, 0);
     values(&mut fold, COUNTER, &[(0, 100.0)]);
@@ -764,6 +786,22 @@ impl Trace {
     }
 
     /// The reads that count: those of suspended time, and those after the end, do not.
+    /// A total read up to a quarter of a pace before the last one, and at most the slack before the end, is
+    /// left out, unless nothing stands before it to count from.
+    fn merge_last(&self, totals: &mut Vec<(u64, u64, f64)>) {
+        let Some(last) = totals.last().copied() else { return };
+        let mut before: Option<u64> = None;
+        totals.retain(|(at, ..)| {
+            let near = *at < last.0 && last.0 - at <= 250 && at + SLACK >= self.end;
+            let broken = |from: u64| self.suspends.iter().any(|(start, _)| from <= *start && start < at);
+            if near && before.is_some_and(|from| !broken(from) && last.0 - from <= LIMIT) {
+                return false;
+            }
+            before = Some(*at);
+            true
+        });
+    }
+
     fn reads(&self, raw: &[(u64, Option<f64>)]) -> Vec<Read> {
         raw.iter()
             .filter(|(at, _)| *at <= self.end && !self.suspends.iter().any(|(s, e)| s < at && at < e))
@@ -909,8 +947,9 @@ impl Brute {
 
     fn counter(trace: &Trace, reads: &[Read], real: (u64, u64), from: u64, to: u64) -> Brute {
         let mut brute = Brute::default();
-        let totals: Vec<(u64, u64, f64)> =
+        let mut totals: Vec<(u64, u64, f64)> =
             reads.iter().filter_map(|read| read.value.map(|value| (read.at, read.active, value))).collect();
+        trace.merge_last(&mut totals);
         let broken = |a: u64, b: u64| trace.suspends.iter().any(|(start, _)| a <= *start && *start < b);
         let rate = |a: &(u64, u64, f64), b: &(u64, u64, f64)| {
             let near = b.1 - a.1 <= LIMIT && !broken(a.0, b.0);
