@@ -5,10 +5,7 @@
 //! A line of a plan: `sample`, `keep PATH` (opened once, then read in place), `open PATH` (opened, read and closed),
 //! `call FUNCTION GPU`. When the plan is over it begins again. Prints nanoseconds of CPU a sample.
 
-#![allow(
-    clippy::missing_transmute_annotations,
-    reason = "each symbol becomes what the place it is put in names"
-)]
+#![allow(clippy::missing_transmute_annotations, reason = "each variant of Function names its signature")]
 
 use std::collections::HashMap;
 use std::error::Error;
