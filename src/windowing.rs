@@ -12,7 +12,9 @@
 //!
 //! * The mean is time-weighted over the *covered* part of the span: trapezoid between consecutive values.
 //! * The last value before the span is the value at its start; from there the trapezoid goes to the first
-//!   value inside. The last value inside is held to the end of the span.
+//!   value inside. A value read at the end of the span or a moment later (half a pace, at most the slack), which is
+//!   the first one of the next, ends the last trapezoid, cut at the end (and is in no other statistic); without one the
+//!   last value inside is held to the end of the span. A batch waits for it for as long as that moment.
 //! * Two values more than 2.5 paces apart are not bridged: nothing between them is covered. A value is not
 //!   held to the end of a span, or of its series, that lies more than 2.5 paces after it.
 //! * A failed read ends the hold of the value before it; from there to the next value nothing is covered.
@@ -28,6 +30,8 @@
 //!   divided by the covered time; an increase across the edge of a span is shared out linearly in time, so
 //!   that the spans of a run add up to its total. A batch waits for the totals that settle its edge.
 //! * Min, max and last are those of the rates, `samples` counts the rates that ended in the span.
+//! * The last total of a run, read when it ends, stands for one read less than a quarter of a pace before it:
+//!   clocks that count in steps would give that moment any rate.
 //! * A total that fell re-bases: it adds nothing and counts as missing. So does, without being counted as
 //!   missing, the first total after a suspension, because the host's counters ran on meanwhile.
 //!

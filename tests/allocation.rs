@@ -5,10 +5,10 @@
 #![allow(clippy::print_stdout, reason = "the cost is shown, and never judged")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use gpurun::model::id::SeriesId;
@@ -21,16 +21,22 @@ use gpurun::model::time::{ClockPair, Mono, Wall};
 use gpurun::sampling::{Due, ProcessDetail, Sampler, SamplerSettings, TreeRoot};
 use gpurun::windowing::{Fold, FoldSettings};
 
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-/// The tests of this binary take turns: they share the count.
-static TURN: Mutex<()> = Mutex::new(());
+thread_local! {
+    /// Of this thread: tests of one program run side by side, and the runner allocates beside them.
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// One more allocation of this thread.
+fn count() {
+    ALLOCATIONS.with(|allocations| allocations.set(allocations.get() + 1));
+}
 
 struct Counting;
 
 // SAFETY: every call goes to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        count();
         // SAFETY: as the caller promised.
         unsafe { System.alloc(layout) }
     }
@@ -41,7 +47,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        count();
         // SAFETY: as the caller promised.
         unsafe { System.realloc(pointer, layout, size) }
     }
@@ -88,7 +94,6 @@ fn thread_cpu() -> Duration {
 }
 
 fn steady(children: usize, detail: ProcessDetail, descriptors: Option<usize>) {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let job = Job::with_children(children);
     let mut settings = SamplerSettings::new(TreeRoot::Pids(vec![i32::try_from(job.0.id()).unwrap()]));
     settings.processes = detail;
@@ -111,13 +116,13 @@ fn steady(children: usize, detail: ProcessDetail, descriptors: Option<usize>) {
         take(&mut sampler);
     }
     const SAMPLES: u32 = 200;
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let before = ALLOCATIONS.get();
     let start = thread_cpu();
     for _ in 0..SAMPLES {
         take(&mut sampler);
     }
     let time = (thread_cpu() - start) / SAMPLES;
-    let allocated = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    let allocated = ALLOCATIONS.get() - before;
     println!("{} processes: {time:?} of CPU a sample", children + 1);
     assert_eq!(allocated, 0, "{allocated} allocations in {SAMPLES} samples");
 }
@@ -145,7 +150,6 @@ fn fifty_one_processes_without_descriptors() {
 /// 300 series, a value and a peak each, with three nested tags open.
 #[test]
 fn the_fold() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     const SECOND: u64 = 1_000_000_000;
     const SAMPLES: u64 = 1000;
     let settings = FoldSettings {
@@ -179,13 +183,13 @@ fn the_fold() {
     for second in 1..10 {
         take(&mut fold, second);
     }
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let before = ALLOCATIONS.get();
     let start = thread_cpu();
     for second in 10..10 + SAMPLES {
         take(&mut fold, second);
     }
     let time = (thread_cpu() - start) / u32::try_from(SAMPLES).unwrap();
-    let allocated = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    let allocated = ALLOCATIONS.get() - before;
     println!("300 series in 4 spans: {time:?} of CPU a sample");
     assert_eq!(allocated, 0, "{allocated} allocations in {SAMPLES} samples");
     let collected = fold.collect(Fold::OWN, Mono((10 + SAMPLES) * SECOND));

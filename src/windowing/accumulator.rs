@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use crate::model::metric::Kind;
 use crate::model::series::SeriesInfo;
+use crate::model::time::Mono;
 use crate::model::window::Stats;
+
+use super::queue::Nearness;
 
 const NANOS: f64 = 1e9;
 
@@ -63,6 +66,11 @@ impl Acc {
         self.covered += nanos;
     }
 
+    /// Corrects the mean value over a stretch that is covered already.
+    fn tilt(&mut self, by: f64, nanos: u64) {
+        self.integral += by * (nanos as f64 / NANOS);
+    }
+
     fn miss(&mut self, count: u32) {
         self.missing = self.missing.saturating_add(count);
     }
@@ -87,7 +95,8 @@ impl Acc {
         } else {
             self.last
         };
-        // Rounding of the integral may leave the mean of a constant a hair outside.
+        // Rounding of the integral may leave the mean of a constant a hair outside; a value on the edge, which is the
+        // next span's, may pull it farther.
         let mean = if mean.is_nan() { mean } else { mean.max(self.min).min(self.max) };
         Stats {
             mean: known(mean),
@@ -132,6 +141,8 @@ pub(super) struct Series {
     kind: Kind,
     pace: u64,
     limit: u64,
+    /// How long after the end of a span a gauge's value still tells where the last one inside was going.
+    edge: u64,
     /// First read of whatever outcome.
     born: Option<u64>,
     /// Last read of whatever outcome.
@@ -143,13 +154,22 @@ pub(super) struct Series {
 }
 
 impl Series {
-    pub(super) fn new(info: Arc<SeriesInfo>) -> Self {
+    pub(super) fn new(info: Arc<SeriesInfo>, slack: u64) -> Self {
         let pace = u64::try_from(info.pace.as_nanos()).unwrap_or(u64::MAX);
         // A series without a pace (read once, or whenever it likes) has no gaps.
         let limit =
             if pace == 0 { u64::MAX } else { (pace / 2).saturating_mul(5).saturating_add(pace % 2 * 5 / 2) };
         let kind = info.kind();
-        Series { info, kind, pace, limit, born: None, read: None, value: None, rate: None }
+        let edge = slack.min(pace / 2);
+        Series { info, kind, pace, limit, edge, born: None, read: None, value: None, rate: None }
+    }
+
+    /// Of a counter: how near two totals are too near for a rate of their own. The kernel's clocks count in
+    /// steps, which over a moment make any rate of nothing. `offset` is what was suspended before its last
+    /// total; there is none where time was suspended since.
+    pub(super) fn nearness(&self, offset: u64) -> Option<Nearness> {
+        let base = self.value.map(|point| Mono(point.at.saturating_add(offset)));
+        (self.kind == Kind::Counter).then_some(Nearness { distance: self.pace / 4, base, reach: self.limit })
     }
 
     /// Whether the series was read at all before `end`.
@@ -229,10 +249,13 @@ impl Series {
         u32::try_from(before(to).saturating_sub(before(from.max(read)))).unwrap_or(u32::MAX)
     }
 
-    /// Whether the edge of a span that ended at `end` is still open: a total to come can settle it.
+    /// Whether the edge of a span that ended at `end` is still open: a value or total to come can settle it.
     pub(super) fn is_waiting(&self, end: u64, now: u64) -> bool {
-        self.kind == Kind::Counter
-            && self.limit != u64::MAX
+        let near = match self.kind {
+            Kind::Counter => true,
+            Kind::Gauge => now <= end + self.edge,
+        };
+        near && self.limit != u64::MAX
             && self.value.is_some_and(|p| p.at < end && now.saturating_sub(p.at) <= self.limit)
     }
 
@@ -293,6 +316,14 @@ impl Series {
     /// Counts a step for a span `[start, end)` that is over but was waiting for it.
     pub(super) fn feed_ended(&self, acc: &mut Acc, step: Step, at: u64, start: u64, end: u64) {
         match step {
+            // The next span's first value lies near the edge: what was held up to there was on its way to it.
+            Step::Gauge { from: Some((since, before)), value } if since < end && at <= end + self.edge => {
+                let since = since.max(start);
+                if end > since {
+                    let share = (end - since) as f64 / (at - since) as f64;
+                    acc.tilt(share * (value - before) / 2.0, end - since);
+                }
+            }
             Step::Rate { from, rate } if from < end => {
                 hold(acc, from.max(start), end, start == end, rate);
                 if at == end && end > start {

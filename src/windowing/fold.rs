@@ -163,7 +163,8 @@ impl Fold {
         if self.table.len() <= index {
             self.table.resize_with(index + 1, || None);
         }
-        self.table[index] = Some(Series::new(info));
+        let slack = u64::try_from(self.settings.slack.as_nanos()).unwrap_or(u64::MAX);
+        self.table[index] = Some(Series::new(info, slack));
     }
 
     /// Ends a series: its last value is held until `at`. Its rows in the spans that are open still come.
@@ -237,6 +238,9 @@ impl Fold {
     pub fn finish(&mut self, clock: ClockPair, out: &mut Vec<WindowBatch>) {
         let now = clock.mono.max(self.horizon);
         self.queue.cap(now);
+        let (table, offset) = (&self.table, self.offset);
+        let nearness = |id: SeriesId| table.get(id.index())?.as_ref()?.nearness(offset);
+        self.queue.merge_into_last(now - self.settings.slack, self.suspended.is_some(), nearness);
         self.apply_until(now, true);
         let mut stacks: Vec<u32> = self.stacks.keys().copied().collect();
         stacks.sort_unstable();
@@ -442,7 +446,7 @@ impl Fold {
             let from = span.from;
             series.feed_open(span.acc(index), step, from, now);
         }
-        if matches!(step, Step::Rate { .. } | Step::Base { .. }) {
+        if matches!(step, Step::Gauge { .. } | Step::Rate { .. } | Step::Base { .. }) {
             for span in self.ended.iter_mut().filter(|span| !span.bare) {
                 let (from, to) = (span.from, span.to);
                 series.feed_ended(span.acc(index), step, now, from, to);

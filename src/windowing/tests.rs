@@ -234,6 +234,28 @@ fn a_failed_read_loses_no_increase() {
 }
 
 #[test]
+fn the_end_of_a_run_makes_no_rate_of_a_moment() {
+    let mut out = Vec::new();
+    let mut fold = fold(60_000, 300);
+    for (at, total) in [(0, 0.0), (1000, 100.0), (2000, 200.0)] {
+        values(&mut fold, COUNTER, &[(at, total)]);
+        fold.advance(clock(at), &mut out);
+    }
+    // The end comes 10 ms after a sample, and three ticks of the clock are counted in it.
+    values(&mut fold, COUNTER, &[(2010, 203.0)]);
+    fold.finish(clock(2010), &mut out);
+    let got = stats(&out[0], MetricId::HostDiskRead).unwrap();
+    assert!(near(got.mean, 203.0 / 2.01) && near(got.max, 103.0 / 1.01), "{got:?}");
+    assert_eq!(got.samples, 2);
+
+    // A run of a moment has nothing else to count from.
+    let mut fold = self::fold(60_000, 300);
+    values(&mut fold, COUNTER, &[(0, 0.0), (4, 1.0)]);
+    let out = finish(fold, 4);
+    assert!(near(stats(&out[0], MetricId::HostDiskRead).unwrap().mean, 250.0));
+}
+
+#[test]
 fn the_first_total_alone_gives_no_rate() {
     let mut fold = fold(4000, 0);
     values(&mut fold, COUNTER, &[(0, 100.0)]);
@@ -336,7 +358,8 @@ fn late_samples_count_at_their_own_instant_within_the_slack() {
     fold.advance(clock(2400), &mut out);
     values(&mut fold, GAUGE, &[(1000, 10.0)]);
     fold.finish(clock(4000), &mut out);
-    assert_eq!(gauge(&out[0]), full(7.5, 0.0, 10.0, 10.0, 2, 0));
+    // Up to 20, which stands on the edge and is the next window's.
+    assert_eq!(gauge(&out[0]), full(10.0, 0.0, 10.0, 10.0, 2, 0));
 }
 
 #[test]
@@ -362,9 +385,9 @@ fn tags_nest_and_closing_the_outer_closes_the_inner() {
     let out = finish(fold, 4000);
     let tags = of_kind(&out, RowKind::Tag);
     assert_eq!(tags.iter().map(|batch| &*batch.tag).collect::<Vec<_>>(), ["run/train/batch", "run/train"]);
-    // 20 is the value at 2.5 s; up to 30 at 3 s; held to 4 s.
-    assert_eq!(gauge(tags[0]), full((12.5 + 30.0) / 1.5, 20.0, 30.0, 30.0, 1, 0));
-    assert_eq!(gauge(tags[1]), full(70.0 / 3.0, 10.0, 30.0, 30.0, 3, 0));
+    // 20 is the value at 2.5 s; up to 30 at 3 s; on to 40 at 4 s, which is not inside and does not take the mean out.
+    assert_eq!(gauge(tags[0]), full(30.0, 20.0, 30.0, 30.0, 1, 0));
+    assert_eq!(gauge(tags[1]), full(25.0, 10.0, 30.0, 30.0, 3, 0));
     assert_eq!((tags[1].start, tags[1].end, tags[1].window_s), (ms(1000), ms(4000), 3.0));
 }
 
@@ -696,6 +719,8 @@ struct Trace {
 
 const SLACK: u64 = 700;
 const LIMIT: u64 = 2500;
+/// How long after a span a value still tells where the last one inside was going.
+const EDGE: u64 = 500;
 
 fn reads() -> impl Strategy<Value = Vec<(u64, Option<u32>)>> {
     let gap = prop_oneof![8 => 900u64..1100, 3 => 1u64..3000, 1 => 2499u64..2502, 1 => 3000u64..6000];
@@ -761,6 +786,22 @@ impl Trace {
     }
 
     /// The reads that count: those of suspended time, and those after the end, do not.
+    /// A total read up to a quarter of a pace before the last one, and at most the slack before the end, is
+    /// left out, unless nothing stands before it to count from.
+    fn merge_last(&self, totals: &mut Vec<(u64, u64, f64)>) {
+        let Some(last) = totals.last().copied() else { return };
+        let mut before: Option<u64> = None;
+        totals.retain(|(at, ..)| {
+            let near = *at < last.0 && last.0 - at <= 250 && at + SLACK >= self.end;
+            let broken = |from: u64| self.suspends.iter().any(|(start, _)| from <= *start && start < at);
+            if near && before.is_some_and(|from| !broken(from) && last.0 - from <= LIMIT) {
+                return false;
+            }
+            before = Some(*at);
+            true
+        });
+    }
+
     fn reads(&self, raw: &[(u64, Option<f64>)]) -> Vec<Read> {
         raw.iter()
             .filter(|(at, _)| *at <= self.end && !self.suspends.iter().any(|(s, e)| s < at && at < e))
@@ -870,7 +911,12 @@ impl Brute {
         for cell in from..until {
             let Some(before) = reads.iter().rev().find(|read| read.active <= cell) else { continue };
             let Some(value) = before.value else { continue };
-            let after = reads.iter().find(|read| read.active > cell && read.at < real.1);
+            let beyond = |read: &&Read| {
+                let reached = read.active <= to + EDGE && read.active - before.active <= LIMIT;
+                reached && read.value.is_some() && close.is_none_or(|close| read.active <= close)
+            };
+            let after = reads.iter().find(|read| read.active > cell);
+            let after = after.filter(|read| read.at < real.1 || beyond(read));
             let reach = after.map_or(until, |read| read.active);
             if reach - before.active > LIMIT {
                 continue;
@@ -901,8 +947,9 @@ impl Brute {
 
     fn counter(trace: &Trace, reads: &[Read], real: (u64, u64), from: u64, to: u64) -> Brute {
         let mut brute = Brute::default();
-        let totals: Vec<(u64, u64, f64)> =
+        let mut totals: Vec<(u64, u64, f64)> =
             reads.iter().filter_map(|read| read.value.map(|value| (read.at, read.active, value))).collect();
+        trace.merge_last(&mut totals);
         let broken = |a: u64, b: u64| trace.suspends.iter().any(|(start, _)| a <= *start && *start < b);
         let rate = |a: &(u64, u64, f64), b: &(u64, u64, f64)| {
             let near = b.1 - a.1 <= LIMIT && !broken(a.0, b.0);
@@ -937,7 +984,10 @@ impl Brute {
         prop_assert_eq!(got.samples, self.samples, "samples of {}", what);
         prop_assert_eq!(got.missing, self.missing, "missing of {}", what);
         if self.covered > 0 {
-            let mean = self.integral / self.covered as f64;
+            let lowest = self.noted.iter().copied().fold(f64::INFINITY, f64::min);
+            let highest = self.noted.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            // A value on the edge, which is the next span's, may pull the mean outside.
+            let mean = (self.integral / self.covered as f64).clamp(lowest, highest);
             prop_assert!(near(got.mean, mean), "mean of {}: {:?}, brute {}", what, got, mean);
         }
         if self.noted.is_empty() {
@@ -948,6 +998,27 @@ impl Brute {
         prop_assert!(near(got.min, min) && near(got.max, max), "{}: {:?}, brute {} {}", what, got, min, max);
         prop_assert!(near(got.last, self.last.unwrap()), "{}: {:?}, brute last {:?}", what, got, self.last);
         Ok(())
+    }
+}
+
+/// A wave that turns between samples at every phase: no window is partial to its last value.
+#[test]
+fn windows_of_whole_periods_have_the_mean_of_the_period() {
+    for phase in 0..4u64 {
+        let mut fold = fold(4000, 300);
+        let mut out = Vec::new();
+        for second in 0..=16u64 {
+            let high = (second + phase) % 4 < 2;
+            values(&mut fold, GAUGE, &[(second * 1000, if high { 100.0 } else { 0.0 })]);
+            fold.advance(clock(second * 1000), &mut out);
+        }
+        fold.advance(clock(16_500), &mut out);
+        let windows = of_kind(&out, RowKind::Window);
+        assert_eq!(windows.len(), 4);
+        for window in windows {
+            let got = stats(window, MetricId::HostMemoryPercent).unwrap();
+            assert_eq!((got.mean, got.min, got.max), (Some(50.0), Some(0.0), Some(100.0)), "phase {phase}");
+        }
     }
 }
 

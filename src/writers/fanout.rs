@@ -197,7 +197,11 @@ impl FanOut {
             .iter()
             .map(|lane| {
                 let left = until.saturating_duration_since(Instant::now());
-                lane.report.recv_timeout(left).unwrap_or_else(|e| abandoned(lane, e, deadline))
+                let mut report =
+                    lane.report.recv_timeout(left).unwrap_or_else(|e| abandoned(lane, e, deadline));
+                // A writer that ended before the run did has reported without what was sent to it since.
+                lane.shared.queue().tell(&mut report);
+                report
             })
             .collect()
     }

@@ -13,6 +13,7 @@ mod gpu_truth;
 mod lease;
 mod logged;
 mod main_job;
+mod nvitop;
 mod python;
 mod readers;
 mod record;

@@ -719,7 +719,10 @@ impl Device {
             self.utilization_seen = None;
             return Ok(());
         }
-        let since = self.utilization_seen.unwrap_or_else(|| self.one_second_ago());
+        // At least a second back: the driver's own period is up to that long, and a look that comes sooner after the one
+        // before (the last of a run) would take the silence between two samples for idleness.
+        let ago = self.one_second_ago();
+        let since = self.utilization_seen.map_or(ago, |seen| seen.min(ago));
         match pass.nvml.process_utilization(device, since, pass.buffer) {
             Ok(samples) => {
                 for one in uses {
