@@ -11,9 +11,9 @@ use crate::cli::exit::Exit;
 use crate::cli::logging::LayoutArg;
 use crate::cli::selection::Purpose;
 use crate::cli::{self, Invocation, Stop};
-use crate::collectors::nvml::Nvml;
 use crate::launch::{NonBlockingStderr, SignalHold};
 use crate::model::device::ProbeRequest;
+use crate::model::selection::Patience;
 use crate::writers::export::ExportRequest;
 use crate::writers::{Layout, WriterError};
 
@@ -22,6 +22,7 @@ mod choose;
 pub mod collector;
 mod describe;
 mod devices;
+mod driver;
 mod engine;
 mod export;
 mod job;
@@ -37,12 +38,14 @@ mod targets;
 mod watched;
 
 use choose::{Screen, Surroundings};
+use driver::{Driver, Limits};
 use notice::Notices;
 use select::SelectStreams;
 
 /// The whole program: reads the command line, does what it says, gives the status.
 pub fn main(argv: Vec<OsString>) -> ExitCode {
     choose::this_is_gpurun();
+    say_panics_without_waiting();
     let notices = Notices::new(false);
     if argv.get(1).is_some_and(|word| word == choose::CUDA_ORDER_COMMAND) {
         return choose::print_cuda_order(&mut io::stdout().lock(), &mut NonBlockingStderr::new()).into();
@@ -56,6 +59,11 @@ pub fn main(argv: Vec<OsString>) -> ExitCode {
             Exit::Usage.into()
         }
     }
+}
+
+/// A panic is told in one line. The standard hook would write to a stderr that nobody may be reading, and wait.
+fn say_panics_without_waiting() {
+    std::panic::set_hook(Box::new(|info| Notices::new(false).error(&format!("internal error: {info}"))));
 }
 
 /// Blocks signals before any thread starts, so that none can end gpurun while it has a job.
@@ -112,12 +120,15 @@ fn select_devices(args: &SelectArgs, out: &mut dyn io::Write) -> Exit {
         Ok(settings) => settings,
         Err(mistakes) => return refuse(&mut stderr, &mistakes, Exit::Usage),
     };
-    let nvml = match Nvml::open(args.common.library().as_deref()) {
-        Ok(nvml) => nvml,
+    let mut say = driver::teller(args.common.quiet);
+    let limits = Limits::of(settings.patience);
+    let mut driver = match Driver::open(args.common.library(), limits, &mut say) {
+        Ok(driver) => driver,
         // nvisel answers 2 where NVML fails.
         Err(error) => return refuse(&mut stderr, &error, Exit::Usage),
     };
-    let mut probe = |request: &ProbeRequest| nvml.probe(request).map_err(|error| error.to_string());
+    let mut probe =
+        |request: &ProbeRequest| driver.probe(request, &mut say).map_err(|error| error.to_string());
     let screen = Screen { columns: stderr.columns(), out: &mut stderr, quiet: args.common.quiet };
     let mut streams = SelectStreams { stdout: out, stdout_is_terminal: io::stdout().is_terminal(), screen };
     select::run(&settings, &args.output, &Surroundings::from_environment(), &mut probe, &mut streams)
@@ -126,11 +137,13 @@ fn select_devices(args: &SelectArgs, out: &mut dyn io::Write) -> Exit {
 /// `gpurun devices`.
 fn list_devices(args: &DevicesArgs, out: &mut dyn io::Write) -> Exit {
     let mut stderr = NonBlockingStderr::new();
-    let nvml = match Nvml::open(args.common.library().as_deref()) {
-        Ok(nvml) => nvml,
+    let mut say = driver::teller(args.common.quiet);
+    let mut driver = match Driver::open(args.common.library(), Limits::of(Patience::None), &mut say) {
+        Ok(driver) => driver,
         Err(error) => return refuse(&mut stderr, &error, Exit::OwnFailure),
     };
-    let mut probe = |request: &ProbeRequest| nvml.probe(request).map_err(|error| error.to_string());
+    let mut probe =
+        |request: &ProbeRequest| driver.probe(request, &mut say).map_err(|error| error.to_string());
     devices::run(args.json, &Surroundings::from_environment(), &mut probe, out, &mut stderr)
 }
 

@@ -68,6 +68,7 @@ pub struct HostReader {
     diskstats: Option<KernelFile>,
     net_dev: Option<KernelFile>,
     pressure: [Option<KernelFile>; 3],
+    pressure_told: [Told; 3],
     cgroup: CgroupLimits,
     memory_limits: Vec<Option<u64>>,
     cpu_limit: Option<f64>,
@@ -76,12 +77,35 @@ pub struct HostReader {
     ticks_per_second: f64,
     last_busy: Option<u64>,
     busy_percent_seconds: f64,
-    /// The instant and the value of the last read.
-    told: Option<(Mono, f64)>,
+    cpu_told: Told,
     disks: Totals,
     disk_names: Vec<Box<[u8]>>,
     networks: Totals,
     memory_total: Option<u64>,
+}
+
+/// A hair less than 100 %, so that no rounding shows more.
+const ALMOST_ALL: f64 = 99.999_999_9;
+
+/// A share of time as a growing total of percent x seconds. The kernel adds to it in lumps, which over a short
+/// time can be more than 100 %: what is over is told with the next reads, so that nothing is lost.
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
+    /// The instant and the total of the last read.
+    last: Option<(Mono, f64)>,
+}
+
+impl Told {
+    fn tell(&mut self, now: Mono, total: f64) -> f64 {
+        let told = match self.last {
+            None => total,
+            // A total that begins anew is for the windows to see.
+            Some((_, told)) if total < told => total,
+            Some((before, told)) => total.min(told + ALMOST_ALL * now.seconds_since(before)),
+        };
+        self.last = Some((now, told));
+        told
+    }
 }
 
 /// The pressure metrics and their resources: `/proc/pressure/cpu`, or `cpu.pressure` of a limited cgroup.
@@ -118,6 +142,7 @@ impl HostReader {
             // Not `net/dev`: `net` is a link to `self/net`, which another root need not have.
             net_dev: open("self/net/dev").or_else(|| open("net/dev")),
             pressure,
+            pressure_told: Default::default(),
             cpu_limit: cgroup.cpu_limit(),
             memory_limit: cgroup.memory_limit(),
             cgroup,
@@ -126,7 +151,7 @@ impl HostReader {
             ticks_per_second,
             last_busy: None,
             busy_percent_seconds: 0.0,
-            told: None,
+            cpu_told: Told::default(),
             disks: Totals::default(),
             disk_names: Vec::new(),
             networks: Totals::default(),
@@ -200,7 +225,9 @@ impl HostReader {
                 let total = self.pressure[place]
                     .as_ref()
                     .and_then(|file| parse::pressure_some(file.read(&mut self.buffer).ok()?));
-                give(*id, reading(total.map(|micros| micros as f64 / 1e6 * 100.0)));
+                let told = &mut self.pressure_told[place];
+                // The kernel brings this total up to date only every 2 s.
+                give(*id, reading(total.map(|micros| told.tell(now, micros as f64 / 1e6 * 100.0))));
             }
         }
         self.passes += 1;
@@ -227,12 +254,8 @@ impl HostReader {
         let step = times.busy.saturating_sub(self.last_busy.unwrap_or(times.busy));
         self.last_busy = Some(times.busy);
         self.busy_percent_seconds += 100.0 * step as f64 / self.ticks_per_second / f64::from(times.cpus);
-        // The kernel counts in ticks of 10 ms: over a short time that can be more than there was. What is
-        // over 100 % is told with the next read.
-        let room = self.told.map_or(0.0, |(before, total)| total + 100.0 * now.seconds_since(before));
-        let total = self.busy_percent_seconds.min(room);
-        self.told = Some((now, total));
-        Some(total)
+        // The kernel counts in ticks of 10 ms: over a short time that can be more than there was.
+        Some(self.cpu_told.tell(now, self.busy_percent_seconds))
     }
 
     /// Percent, used GiB, available GiB, swap percent.
@@ -355,7 +378,10 @@ mod tests {
         write(root, "diskstats", " 8 0 sda 0 0 4096 0 0 0 4096 0\n 8 1 sda1 0 0 99999 0 0 0 9999 0\n");
         write(root, "net/dev", &net(3 << 20, None));
         // Half of the second of work would be 200 % of a quarter of a second: it is told as time passes.
-        assert_eq!(read_at(&mut reader, 0.25)[&MetricId::HostCpuPercent], Reading::Value(25.0));
+        assert_eq!(
+            read_at(&mut reader, 0.25)[&MetricId::HostCpuPercent],
+            Reading::Value(99.999_999_9 * 0.25)
+        );
         let second = read_at(&mut reader, 1.0);
         // 100 busy ticks = 1 s, on two CPUs: half of them for a second.
         assert_eq!(second[&MetricId::HostCpuPercent], Reading::Value(50.0));
@@ -366,6 +392,35 @@ mod tests {
         // The interface comes back: its history is not traffic of this second.
         write(root, "net/dev", &net(3 << 20, Some(1 << 30)));
         assert_eq!(read_all(&mut reader)[&MetricId::HostNetRx], Reading::Value(2.0));
+    }
+
+    #[test]
+    fn pressure_that_the_kernel_adds_in_lumps_never_exceeds_the_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let pressure = |micros: u64| {
+            let text = format!(
+                "some avg10=0.00 avg60=0.00 avg300=0.00 total={micros}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+            );
+            write(root, "pressure/cpu", &text);
+        };
+        pressure(7_000_000);
+        let mut reader = HostReader::new(root, &root.join("none"), 100.0);
+        let mut at = |second: f64| match read_at(&mut reader, second)[&MetricId::HostCpuPressure] {
+            Reading::Value(total) => total,
+            other => panic!("{other:?}"),
+        };
+        let base = at(0.0);
+        assert_eq!(base, 700.0);
+        // Two seconds at half load appear at once, between two reads 0.1 s apart.
+        pressure(8_000_000);
+        assert!((at(0.1) - base - 10.0).abs() < 1e-6);
+        assert!((at(0.6) - base - 60.0).abs() < 1e-6);
+        assert_eq!(at(1.6) - base, 100.0, "nothing is lost, nothing is invented");
+        assert_eq!(at(2.6) - base, 100.0);
+        // A total that begins anew is passed on as it is.
+        pressure(0);
+        assert_eq!(at(3.0), 0.0);
     }
 
     #[test]

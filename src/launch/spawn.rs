@@ -52,7 +52,7 @@ pub enum LaunchError {
         source: io::Error,
     },
     /// The command line or a variable cannot be passed on (125).
-    #[error("cannot start the job: {0} is empty or holds a zero byte")]
+    #[error("cannot start the job: {0} holds a zero byte")]
     Unpassable(&'static str),
 }
 
@@ -103,8 +103,12 @@ const SHELL: &CStr = c"/bin/sh";
 
 impl Prepared {
     fn new(command: &JobCommand) -> Result<Prepared, LaunchError> {
-        let name = command.argv.first().filter(|n| !n.is_empty());
-        let name = name.ok_or(LaunchError::Unpassable("the command's name"))?;
+        // As in a shell: a command without a name is one that is not found.
+        let name = command
+            .argv
+            .first()
+            .filter(|n| !n.is_empty())
+            .ok_or_else(|| LaunchError::NotFound { command: String::new(), place: "the name is empty" })?;
         let mut strings = Vec::with_capacity(command.argv.len() + command.env.len());
         for arg in &command.argv {
             strings.push(c_string(arg.as_bytes(), "an argument")?);
@@ -403,7 +407,11 @@ mod tests {
     fn zero_bytes_and_nothing_are_refused_before_the_fork() {
         let bad = JobCommand { argv: vec![OsString::from("a\0b")], ..JobCommand::default() };
         assert_eq!(Prepared::new(&bad).err().unwrap().exit_code(), 125);
-        assert_eq!(Prepared::new(&JobCommand::default()).err().unwrap().exit_code(), 125);
+        // A shell says "not found" to an empty name.
+        let nameless = JobCommand { argv: vec![OsString::new()], ..JobCommand::default() };
+        for command in [nameless, JobCommand::default()] {
+            assert_eq!(Prepared::new(&command).err().unwrap().exit_code(), 127);
+        }
     }
 
     #[test]

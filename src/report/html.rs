@@ -254,8 +254,8 @@ impl Page<'_> {
              <div class=\"panels\">",
         )?;
         let (width, left, right) = match report.parts.len() {
-            0..=2 => (580, 92, 66),
-            3 => (440, 84, 62),
+            0..=2 => (580, 92, 80),
+            3 => (440, 84, 76),
             _ => (380, 78, 12),
         };
         let shared = shared_span(report);

@@ -154,11 +154,11 @@ fn read(entry: &str) -> Result<Entry<'_>, String> {
             _ => "neither an index nor a GPU- or MIG- name".to_owned(),
         });
     }
-    let number = digits.parse().unwrap_or(u32::MAX);
-    if negative && number != 0 {
+    let number = digits.parse::<u32>();
+    if negative && number != Ok(0) {
         return Err("a negative index ends the list".to_owned());
     }
-    Ok(Entry::Ordinal(number))
+    number.map(Entry::Ordinal).map_err(|_| format!("no GPU has the index {digits}"))
 }
 
 /// The device that an entry names.

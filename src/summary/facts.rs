@@ -57,8 +57,5 @@ pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
             ));
         }
     }
-    for target in summary.targets.iter().filter(|t| t.lost_rows > 0) {
-        facts.push(format!("{} lost {} rows", target.target, target.lost_rows));
-    }
     facts
 }

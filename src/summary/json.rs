@@ -316,7 +316,8 @@ fn gpu(totals: &Totals, device: &crate::model::device::DeviceIdentity) -> GpuSum
     let figures = |metric| Figures::of(of(metric));
     let seconds = |metric| of(metric).filter(|t| t.known_s > 0.0).map(|t| t.integral / 100.0);
     let counted = of(MetricId::GpuEnergy).and_then(|t| t.last);
-    let integrated = of(MetricId::GpuEnergyFromPower).and_then(|t| t.last);
+    // One reading of power is no energy yet.
+    let integrated = of(MetricId::GpuEnergyFromPower).filter(|t| t.samples > 1).and_then(|t| t.last);
     GpuSummary {
         index: device.index,
         mig: device.mig.map(|m| m.index),

@@ -194,7 +194,7 @@ fn facts_are_told_when_they_hold_and_only_then() {
         (vec![window(100.0, vec![gpu(MetricId::GpuThrottledThermal, 0.5, 50.0)])], &[]),
         (
             vec![window(10.0, vec![util(30.0, 60.0), busy_host()])],
-            &["GPU 3 stayed under 50 % while the host's CPUs were over 90 % busy for 100 % of the run"],
+            &["GPU 3 stayed under 50 % while the host's CPUs were over 90 % busy, for 100 % of the run"],
         ),
         (
             vec![window(10.0, vec![row(MetricId::HostMemoryPercent, None, Some(70.0), 96.5)])],
@@ -245,7 +245,7 @@ fn the_text_of_a_full_summary_has_every_line() {
         "of 81920 MiB",
         "held back by the power cap",
         "up to 99 processes",
-        "host waited for CPU 50 % of the time",
+        "host waited for CPU 50 %, for memory 50 %, for I/O 50 % of the time",
         "x.csv: 3 rows, 1 lost: No space left on device",
         "note: process 7 (worker) still held 512 MiB of GPU memory",
     ] {

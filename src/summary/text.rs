@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::json::{Figures, Summary};
+use super::json::{Figures, Summary, TargetSummary};
 
 /// The lines that gpurun prints on stderr when the job has ended.
 pub fn lines(summary: &Summary) -> Vec<String> {
@@ -17,15 +17,26 @@ pub fn lines(summary: &Summary) -> Vec<String> {
     }
     lines.push(job_line(summary));
     lines.push(own_line(summary));
-    for target in &summary.targets {
-        match &target.error {
-            None => lines.push(format!("{}: {} rows", target.target, target.rows)),
-            Some(error) => lines
-                .push(format!("{}: {} rows, {} lost: {error}", target.target, target.rows, target.lost_rows)),
-        }
+    for target in summary.targets.iter().filter(|target| !is_trouble(target)) {
+        lines.push(format!("{}: {} rows", target.target, target.rows));
     }
     lines.extend(summary.facts.iter().map(|fact| format!("note: {fact}")));
     lines
+}
+
+/// The lines about logs that are not whole, which a quiet run prints as well.
+pub fn troubles(summary: &Summary) -> Vec<String> {
+    let failed = summary.targets.iter().filter(|target| is_trouble(target));
+    failed
+        .map(|target| {
+            let why = target.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+            format!("{}: {} rows, {} lost{why}", target.target, target.rows, target.lost_rows)
+        })
+        .collect()
+}
+
+fn is_trouble(target: &TargetSummary) -> bool {
+    target.error.is_some() || target.lost_rows > 0
 }
 
 fn gpu_line(gpu: &super::json::GpuSummary) -> String {

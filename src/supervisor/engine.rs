@@ -4,7 +4,7 @@
 //! It runs beside the thread that minds the job, so nothing that happens here (a driver call that
 //! hangs, a full disk, a panic) can delay a signal or change the job's exit status.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,9 @@ use std::time::Duration;
 use crate::cli::logging::{Logging, ProcessesArg};
 use crate::collectors::clock;
 use crate::control::{self, ControlEvent};
+use crate::model::id::SeriesId;
 use crate::model::metric::MetricId;
+use crate::model::reading::Reading;
 use crate::model::reading::Reason;
 use crate::model::run::{JobExit, RunEnd, RunInfo};
 use crate::model::sample::Sample;
@@ -33,14 +35,18 @@ use crate::writers::{FanOut, Opened, WriterReport};
 use super::notice::Notices;
 use super::watched::{Finding, Watched};
 
-/// Messages that wait for the engine; more are dropped and counted.
-const INBOX: usize = 4096;
+/// Messages that wait for the engine; more are dropped and counted. The channel touches its whole room when it is
+/// made, 128 bytes a message: room for 4,096 took 0.4 ms of every start.
+const INBOX: usize = 1024;
 
 /// How long the engine waits for a GPU frame at a tick before it goes on without.
 const FRAME_WAIT: Duration = Duration::from_millis(250);
 
 /// How long a run waits for the driver before its files are begun without devices.
 const DRIVER_WAIT: Duration = Duration::from_secs(3);
+
+/// How long a driver that was open may take for one look before the user hears of it.
+const DRIVER_SILENCE: Duration = Duration::from_secs(5);
 
 /// How often the engine looks whether the driver is open by now.
 const OPENING_LOOK: Duration = Duration::from_millis(50);
@@ -96,6 +102,8 @@ pub struct EngineSettings {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
+    /// Nobody takes samples any more: what is reaped concerns nobody.
+    deaf: AtomicBool,
     /// The exit of the job, known when the engine is stopped.
     exit: Mutex<Option<JobExit>>,
     /// Usage of reaped processes that the sampler has not seen yet.
@@ -205,6 +213,9 @@ impl Engine {
 
     /// Hands over the usage of a reaped process; the sampler takes it with its next sample.
     pub fn reaped(&self, usage: ReapedUsage) {
+        if self.shared.deaf.load(Ordering::Relaxed) {
+            return;
+        }
         self.shared.reaped.lock().unwrap_or_else(PoisonError::into_inner).push(usage);
     }
 
@@ -271,6 +282,8 @@ struct Running {
     on_window: Option<OnWindow>,
     notices: Notices,
     dropped_said: bool,
+    /// The user knows that the driver does not answer.
+    silence_said: bool,
     suspended: bool,
     finding: Arc<Mutex<Finding>>,
 }
@@ -310,6 +323,7 @@ impl Running {
             on_window,
             notices,
             dropped_said: false,
+            silence_said: false,
             suspended: false,
             finding: Arc::default(),
             logging,
@@ -335,12 +349,19 @@ impl Running {
 
     /// After a panic: nothing is done but waiting for the job to end.
     fn wait_for_stop(&self) {
+        self.hear_no_more();
         while !self.stopping() {
             if matches!(self.inbox.recv_timeout(Duration::from_secs(60)), Err(RecvTimeoutError::Disconnected))
             {
                 return;
             }
         }
+    }
+
+    /// A long job of short children must not fill the memory with usage that no sample takes.
+    fn hear_no_more(&self) {
+        self.shared.deaf.store(true, Ordering::Relaxed);
+        self.shared.reaped.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Samples until the job ends.
@@ -370,8 +391,7 @@ impl Running {
             if !self.devices_known {
                 self.attach_devices(now, Duration::ZERO);
                 if self.devices_known && !self.suspended {
-                    // The first values of the GPUs are those of now, not of the next deadline.
-                    self.tick(clock::monotonic(), Due::unscheduled());
+                    self.first_of_devices();
                 }
             }
             if !self.suspended
@@ -409,7 +429,10 @@ impl Running {
                 }
                 self.sampler = Some(sampler);
             }
-            Err(error) => self.notices.say(&format!("host and job values cannot be read: {error}")),
+            Err(error) => {
+                self.notices.say(&format!("host and job values cannot be read: {error}"));
+                self.hear_no_more();
+            }
         }
         let Some(watched) = self.watched.take() else { return };
         let (library, finding) = (self.library.clone(), Arc::clone(&self.finding));
@@ -432,8 +455,33 @@ impl Running {
         self.advance();
     }
 
+    /// The first values of the GPUs are those of now, not of the next deadline. Nothing else counts: totals
+    /// read a moment after the first ones would make any rate of the steps in which they are kept.
+    fn first_of_devices(&mut self) {
+        let now = clock::monotonic();
+        if let Some(gpu) = &mut self.gpu {
+            gpu.request(now);
+        }
+        self.read(now, Due::unscheduled());
+        let Some(sampler) = &self.sampler else { return };
+        let series = sampler.initial_series();
+        let of_device: HashSet<SeriesId> =
+            series.into_iter().filter(|(_, info)| info.device.is_some()).map(|(id, _)| id).collect();
+        let counts = |(id, reading): &(SeriesId, Reading)| {
+            of_device.contains(id) || matches!(reading, Reading::Peak(_))
+        };
+        self.sample.readings.retain(counts);
+        self.fold.sample(&self.sample);
+        self.say_news();
+    }
+
     /// Reads everything that is due; a frame that the driver does not deliver in time is taken at a later tick.
     fn sample(&mut self, now: Mono, due: Due) {
+        self.read(now, due);
+        self.fold.sample(&self.sample);
+    }
+
+    fn read(&mut self, now: Mono, due: Due) {
         let Some(sampler) = &mut self.sampler else { return };
         for usage in self.shared.reaped.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             sampler.reaped(&usage);
@@ -446,10 +494,9 @@ impl Running {
             }
             _ => None,
         };
-        sampler.sample(now, due, frame, &mut self.sample, &mut self.changes);
-        self.apply_changes(now);
-        self.sample.at = instant(now, due, self.logging.interval);
-        self.fold.sample(&self.sample);
+        let at = instant(now, due, self.logging.interval);
+        sampler.sample(at, due, frame, &mut self.sample, &mut self.changes);
+        self.apply_changes(at);
     }
 
     fn apply_changes(&mut self, now: Mono) {
@@ -493,7 +540,14 @@ impl Running {
                 self.notices.say(&format!("no GPU values: {error}"));
                 self.begin_files();
             }
-            None if now.since(self.run.start_mono) > DRIVER_WAIT => self.begin_files(),
+            None if now.since(self.run.start_mono) > DRIVER_WAIT => {
+                self.begin_files();
+                if !std::mem::replace(&mut self.silence_said, true) {
+                    self.notices.say(
+                        "the NVIDIA driver has not answered since the start: no GPU values until it does",
+                    );
+                }
+            }
             None => {}
         }
     }
@@ -533,6 +587,7 @@ impl Running {
             let news = gpu.news();
             self.say_gpu_news(&news);
         }
+        self.say_silence();
         if let Some(out) = &self.out {
             for line in out.notices() {
                 self.notices.say(&line);
@@ -542,6 +597,38 @@ impl Running {
             self.dropped_said = true;
             self.notices.say("messages to the sampler come faster than they can be taken: some are dropped");
         }
+    }
+
+    /// The driver was open and does not answer, or answers again.
+    fn say_silence(&mut self) {
+        let Some(gpu) = self.gpu.as_ref().filter(|_| self.devices_known) else { return };
+        let busy = gpu.busy_for();
+        if busy.is_some_and(|busy| busy > DRIVER_SILENCE) {
+            if !std::mem::replace(&mut self.silence_said, true) {
+                let line = "the NVIDIA driver does not answer: GPU values are missing until it does";
+                self.notices.say(line);
+            }
+        } else if busy.is_none() && std::mem::take(&mut self.silence_said) {
+            self.notices.say("the NVIDIA driver answers again");
+        }
+    }
+
+    /// The job has ended and the driver is still silent: the rows cannot say since when.
+    fn say_last_silence(&mut self) {
+        let Some(gpu) = &self.gpu else { return };
+        let line = match gpu.busy_for() {
+            _ if !self.devices_known => {
+                "no GPU values: the NVIDIA driver had not answered when the job ended".to_owned()
+            }
+            Some(busy) if busy >= FRAME_WAIT => {
+                format!(
+                    "the NVIDIA driver does not answer: the GPU values of the last {:.1} s are missing",
+                    busy.as_secs_f64()
+                )
+            }
+            _ => return,
+        };
+        self.notices.say(&line);
     }
 
     /// One line for all metrics that devices lack for the same reason.
@@ -653,25 +740,31 @@ impl Running {
             self.fold.resume(clock::monotonic());
             self.suspended = false;
         }
-        self.attach_devices(clock::monotonic(), self.driver_patience());
-        let now = clock::monotonic();
+        // The run ends here, however long the driver takes for the last look.
+        let end = clock::pair();
+        self.attach_devices(end.mono, self.driver_patience());
         if let Some(gpu) = &mut self.gpu
             && self.devices_known
         {
-            gpu.request_everything(now);
+            gpu.request_everything(end.mono);
         }
-        self.sample(now, Due::unscheduled());
+        self.sample(end.mono, Due::unscheduled());
         self.begin_files();
-        self.fold.finish(clock::pair(), &mut self.batches);
+        self.fold.finish(end, &mut self.batches);
         self.pass_on();
         self.say_news();
+        if !self.driver_patience().is_zero() || self.silence_said {
+            self.say_last_silence();
+        }
     }
 
     /// How long the end may wait for the driver: nothing where nobody reads the values of a driver that is
     /// not even open.
     fn driver_patience(&self) -> Duration {
         let read = self.targets.is_some() || self.out.is_some() || self.on_window.is_some();
-        if read || self.devices_known { FRAME_WAIT } else { Duration::ZERO }
+        let wanted = read || self.devices_known;
+        // A driver that has shown that it hangs gets no more time.
+        if wanted && !self.silence_said { FRAME_WAIT } else { Duration::ZERO }
     }
 
     /// Ends the driver's thread and the files.

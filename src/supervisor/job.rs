@@ -73,7 +73,12 @@ fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Resul
     targets::check_summary(&logging, notices)?;
 
     // A wait for GPUs can be ended like any program; from here on signals belong to the job.
-    let mut picked = hold.released(|| Picked::for_job(args))?;
+    // Where nothing is asked of the driver nothing can take long, and no thread is made for it.
+    let mut picked = if Picked::may_take_long(args) {
+        hold.released(|| Picked::for_job(args))?
+    } else {
+        Picked::for_job(args)?
+    };
 
     let inbox = Inbox::new();
     let socket = listen(&inbox, &run.run, notices);
@@ -93,7 +98,7 @@ fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Resul
     };
     launch::raise_descriptor_limit();
     picked.note_job(launcher.pid());
-    say_start(&picked, &logging, notices);
+    say_start(&picked, &logging, &targets::names(opened.as_ref()), notices);
     let watched = picked.watched();
     let engine = start_engine(args, logging.clone(), watched, run, opened, inbox, launcher.pid(), notices);
 
@@ -314,22 +319,18 @@ fn finish(end: Result<EngineEnd, Unfinished>, leftovers: &[Leftover], logging: &
     for line in crate::summary::text::lines(&summary) {
         notices.say(&line);
     }
+    targets::say_troubles(&summary, notices);
     targets::write_summary(logging, &summary, notices);
 }
 
 /// The line at the start: which GPUs, the variable as set, where the log goes.
-fn say_start(picked: &Picked, logging: &Logging, notices: &Notices) {
+fn say_start(picked: &Picked, logging: &Logging, targets: &[String], notices: &Notices) {
     let devices = picked.devices();
     let variable = picked.visible_devices();
-    if devices.is_empty() && logging.targets.is_empty() {
+    if devices.is_empty() && targets.is_empty() {
         return;
     }
-    let line = crate::summary::start::line(
-        &devices,
-        variable.as_deref(),
-        &logging.targets,
-        logging.interval,
-        logging.window,
-    );
+    let line =
+        crate::summary::start::line(&devices, variable.as_deref(), targets, logging.interval, logging.window);
     notices.say(&line);
 }

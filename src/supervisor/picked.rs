@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::os::fd::RawFd;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::cli::args::RunArgs;
 use crate::cli::exit::Exit;
@@ -14,9 +15,13 @@ use crate::model::device::{DeviceIdentity, ProbeRequest};
 use crate::selection::lease::Lease;
 use crate::selection::visible;
 
-use super::choose::{self, Screen, Surroundings, VISIBLE_VARIABLE};
+use super::choose::{self, ChooseError, Screen, Surroundings, VISIBLE_VARIABLE};
+use super::driver::{self, Driver, DriverError, Limits};
 use super::job::Refusal;
-use super::watched::{self, Watched};
+use super::watched::Watched;
+
+/// How long a job without a wish for GPUs waits for the driver, where CUDA's own order must be known.
+const ORDER_PATIENCE: Duration = Duration::from_secs(3);
 
 /// What a job gets, and what stays with gpurun.
 pub(super) struct Picked {
@@ -30,6 +35,11 @@ pub(super) struct Picked {
 }
 
 impl Picked {
+    /// Whether [`Picked::for_job`] may ask the driver or wait for devices.
+    pub fn may_take_long(args: &RunArgs) -> bool {
+        args.selection.any() || std::env::var_os(VISIBLE_VARIABLE).is_some()
+    }
+
     /// Chooses and holds what the options ask for; without any, the environment stays as it is.
     pub fn for_job(args: &RunArgs) -> Result<Self, Refusal> {
         let surroundings = Surroundings::from_environment();
@@ -40,18 +50,36 @@ impl Picked {
             .selection
             .settings(Purpose::Job)
             .map_err(|mistakes| Refusal::new(Exit::Usage, mistakes.to_string()))?;
-        let nvml = open(args)?;
+        let quiet = args.common.quiet;
+        let mut say = driver::teller(quiet);
+        let limits = Limits::of(settings.patience);
+        let mut driver = Driver::open(args.common.library(), limits, &mut say).map_err(|error| {
+            let exit = match error {
+                DriverError::Silent(_) if limits.are_over() => Exit::WaitedTooLong,
+                _ => Exit::OwnFailure,
+            };
+            Refusal::new(exit, format!("GPUs cannot be chosen: {error}"))
+        })?;
         let command: Vec<String> =
             args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let mut stderr = NonBlockingStderr::new();
-        let mut screen = Screen { columns: stderr.columns(), out: &mut stderr, quiet: args.common.quiet };
+        let mut screen = Screen { columns: stderr.columns(), out: &mut stderr, quiet };
         // Name and memory are what the start line and the files say of a device.
         let mut probe = |request: &ProbeRequest| {
             let request = ProbeRequest { name: true, memory: true, ..*request };
-            nvml.probe(&request).map_err(|error| error.to_string())
+            driver.probe(&request, &mut say).map_err(|error| error.to_string())
         };
         let chosen = choose::choose_for_job(&settings, &surroundings, &command, &mut probe, &mut screen)
-            .map_err(|error| Refusal { code: error.exit().code(), lines: lines(&error.to_string()) })?;
+            .map_err(|error| {
+                let exit = match error {
+                    ChooseError::Driver(_) if limits.are_over() => Exit::WaitedTooLong,
+                    _ => error.exit(),
+                };
+                Refusal { code: exit.code(), lines: lines(&error.to_string()) }
+            })?;
+        let nvml = driver.into_nvml().ok_or_else(|| {
+            Refusal::new(Exit::OwnFailure, "GPUs cannot be chosen: the NVIDIA driver stopped answering")
+        })?;
         Ok(Self {
             surroundings,
             known: Some((nvml, chosen.devices)),
@@ -66,9 +94,19 @@ impl Picked {
     /// not be taken for one of the job's.
     fn as_it_is(args: &RunArgs, surroundings: Surroundings) -> Result<Self, Refusal> {
         let mut picked = Self { surroundings, known: None, free: Vec::new(), env: Vec::new(), lease: None };
-        if order_matters(&picked.surroundings)
-            && let Ok(nvml) = Nvml::open(args.common.library().as_deref())
-            && let Ok((devices, notes)) = watched::seen_by_the_job(&nvml, &picked.surroundings)
+        if !order_matters(&picked.surroundings) {
+            return Ok(picked);
+        }
+        // A driver that hangs holds up nobody's job for long: its devices are then counted as NVML does.
+        let limits = Limits::short(ORDER_PATIENCE);
+        let Ok(mut driver) = Driver::open(args.common.library(), limits, &mut |_| {}) else {
+            return Ok(picked);
+        };
+        let mut probe =
+            |request: &ProbeRequest| driver.probe(request, &mut |_| {}).map_err(|error| error.to_string());
+        if let Ok(choose::WatchedDevices { devices, notes }) =
+            choose::watched_devices(&picked.surroundings, &mut probe)
+            && let Some(nvml) = driver.into_nvml()
         {
             picked.known = Some((nvml, devices));
             if !args.common.quiet {
@@ -117,11 +155,6 @@ impl Picked {
             None => Watched::Visible(self.surroundings.clone()),
         }
     }
-}
-
-fn open(args: &RunArgs) -> Result<Nvml, Refusal> {
-    Nvml::open(args.common.library().as_deref())
-        .map_err(|error| Refusal::new(Exit::OwnFailure, format!("GPUs cannot be chosen: {error}")))
 }
 
 /// A refusal of several lines: the error first, then the reason of each device.

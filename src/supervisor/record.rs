@@ -83,6 +83,7 @@ fn record(args: &RecordArgs, hold: SignalHold, notices: &Notices) -> Result<(), 
     for line in crate::summary::text::lines(&summary) {
         notices.say(&line);
     }
+    targets::say_troubles(&summary, notices);
     targets::write_summary(&logging, &summary, notices);
     Ok(())
 }

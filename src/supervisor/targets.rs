@@ -104,6 +104,18 @@ pub(super) fn say_reports(reports: &[WriterReport], notices: &Notices) {
     }
 }
 
+/// Logs that are not whole: said to quiet users too.
+pub(super) fn say_troubles(summary: &Summary, notices: &Notices) {
+    for line in crate::summary::text::troubles(summary) {
+        notices.error(&line);
+    }
+}
+
+/// The targets that are written.
+pub(super) fn names(opened: Option<&Opened>) -> Vec<String> {
+    opened.map(|opened| opened.targets().map(ToString::to_string).collect()).unwrap_or_default()
+}
+
 /// The reports as the summary has them.
 pub(super) fn summaries(reports: &[WriterReport]) -> Vec<TargetSummary> {
     reports

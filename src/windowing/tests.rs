@@ -234,6 +234,28 @@ fn a_failed_read_loses_no_increase() {
 }
 
 #[test]
+fn the_end_of_a_run_makes_no_rate_of_a_moment() {
+    let mut out = Vec::new();
+    let mut fold = fold(60_000, 300);
+    for (at, total) in [(0, 0.0), (1000, 100.0), (2000, 200.0)] {
+        values(&mut fold, COUNTER, &[(at, total)]);
+        fold.advance(clock(at), &mut out);
+    }
+    // The end comes 10 ms after a sample, and three ticks of the clock are counted in it.
+    values(&mut fold, COUNTER, &[(2010, 203.0)]);
+    fold.finish(clock(2010), &mut out);
+    let got = stats(&out[0], MetricId::HostDiskRead).unwrap();
+    assert!(near(got.mean, 203.0 / 2.01) && near(got.max, 103.0 / 1.01), "{got:?}");
+    assert_eq!(got.samples, 3);
+
+    // A run of a moment has nothing else to count from.
+    let mut fold = self::fold(60_000, 300);
+    values(&mut fold, COUNTER, &[(0, 0.0), (4, 1.0)]);
+    let out = finish(fold, 4);
+    assert!(near(stats(&out[0], MetricId::HostDiskRead).unwrap().mean, 250.0));
+}
+
+#[test]
 fn the_first_total_alone_gives_no_rate() {
     let mut fold = fold(4000, 0);
     values(&mut fold, COUNTER, &[(0, 100.0)]);

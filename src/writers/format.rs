@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::model::run::{RunEnd, RunInfo};
@@ -185,9 +185,9 @@ pub fn open(targets: &[Target], settings: &WriterSettings) -> (Opened, Vec<OpenF
     let mut failures = Vec::new();
     let mut seen: Vec<PathBuf> = Vec::new();
     for target in targets {
-        let path = target.path().to_owned();
+        let path = through_links(target.path());
         let result = if seen.contains(&path) {
-            Err(WriterError::Twice(path.clone()))
+            Err(WriterError::Twice(target.path().to_owned()))
         } else {
             seen.push(path);
             open_one(target, settings)
@@ -201,9 +201,31 @@ pub fn open(targets: &[Target], settings: &WriterSettings) -> (Opened, Vec<OpenF
 }
 
 fn open_one(target: &Target, settings: &WriterSettings) -> Result<Writer, WriterError> {
+    let is_link = fs::symlink_metadata(target.path()).is_ok_and(|found| found.is_symlink());
+    let path = &if is_link { through_links(target.path()) } else { target.path().to_owned() };
     match target {
-        Target::Csv(path) => csv_file::open(target, path, settings),
-        Target::Parquet(path) => parquet_file::open(target, path, settings),
-        Target::TensorBoard(path) => tensorboard::open(target, path, settings),
+        Target::Csv(_) => csv_file::open(target, path, settings),
+        Target::Parquet(_) => parquet_file::open(target, path, settings),
+        Target::TensorBoard(_) => tensorboard::open(target, path, settings),
     }
+}
+
+/// What a name stands for: links are followed, also one that leads to a file still to be made. Names that
+/// cannot be followed stay as they are, and fail where they are opened.
+fn through_links(path: &Path) -> PathBuf {
+    /// The kernel's own limit.
+    const LINKS: usize = 40;
+    let mut path = path.to_owned();
+    for _ in 0..LINKS {
+        if let Ok(real) = fs::canonicalize(&path) {
+            return real;
+        }
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { break };
+        let here = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        match fs::read_link(&path) {
+            Ok(to) => path = parent.join(to),
+            Err(_) => return fs::canonicalize(here).map_or(path.clone(), |dir| dir.join(name)),
+        }
+    }
+    path
 }

@@ -168,16 +168,15 @@ struct ParquetFormat {
 }
 
 pub(super) fn open(target: &Target, path: &Path, settings: &WriterSettings) -> Result<Writer, WriterError> {
-    // The rename at the end must replace the file, not a link to it.
-    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    // `path` is no link: the rename at the end replaces the file itself.
     let journal = journal_path(path);
     match settings.mode {
-        Mode::CreateNew if path.exists() => return Err(WriterError::Exists(path.clone())),
+        Mode::CreateNew if path.exists() => return Err(WriterError::Exists(path.to_owned())),
         Mode::Append if path.exists() => check_layout(path, settings.layout)?,
         _ => {}
     }
     let format = Box::new(ParquetFormat {
-        target: path.clone(),
+        target: path.to_owned(),
         layout: settings.layout,
         mode: settings.mode,
         run: None,
@@ -251,10 +250,13 @@ fn kept(error: WriterError, journal: &Path) -> WriterError {
     WriterError::Encoding {
         action: "finish",
         path: target_of_journal(journal).unwrap_or_default(),
-        what: format!(
-            "{error}; its rows are safe in {journal}, finish with `gpurun recover {journal}`",
-            journal = journal.display()
-        ),
+        what: match journal.exists() {
+            true => format!(
+                "{error}; its rows are safe in {journal}, finish with `gpurun recover {journal}`",
+                journal = journal.display()
+            ),
+            false => format!("{error}; its journal was deleted"),
+        },
     }
 }
 

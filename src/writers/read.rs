@@ -19,6 +19,7 @@ use super::columns::{FIXED, LONG};
 use super::csv_file::whole_lines;
 use super::journal::JournalReader;
 use super::metadata::{self, Metadata};
+use super::parquet_file::journal_path;
 use super::wide::{Key, device_labels, parse_column};
 
 pub use super::columns::ReadRow;
@@ -83,10 +84,13 @@ pub fn rows(path: &Path) -> Result<LogReader, WriterError> {
 }
 
 /// The logs that a path means: a file itself, or the CSV, Parquet and journal files of a directory, by
-/// name. A journal whose rows are in the finished file beside it is left out.
+/// name. A journal whose rows are in the finished file beside it is left out. A file that is not there yet
+/// means its journal.
 pub fn logs(path: &Path) -> Result<Vec<PathBuf>, WriterError> {
     if !path.is_dir() {
-        return Ok(vec![path.to_owned()]);
+        let journal = journal_path(path);
+        let unfinished = !path.exists() && journal.exists();
+        return Ok(vec![if unfinished { journal } else { path.to_owned() }]);
     }
     let mut found = Vec::new();
     for entry in std::fs::read_dir(path).map_err(WriterError::io("read", path))? {

@@ -118,7 +118,8 @@ fn every_gpu_process_of_the_host_is_the_default() {
     assert!(rows.of("job/processes").iter().any(|row| row.get("max") == Some(1.0)));
     assert!(rows.of("gpu/memory_used gpu=0").iter().all(|row| row.is_steady_at(100.0)));
     assert!(rows.of("gpu/memory_used").iter().all(|row| row.text("cuda").is_empty()), "nobody counts them");
-    (on_gpu.end(), off_gpu.end());
+    on_gpu.end();
+    off_gpu.end();
 }
 
 #[test]

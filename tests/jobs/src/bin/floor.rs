@@ -5,6 +5,8 @@
 //! A line of a plan: `sample`, `keep PATH` (opened once, then read in place), `open PATH` (opened, read and closed),
 //! `call FUNCTION GPU`. When the plan is over it begins again. Prints nanoseconds of CPU a sample.
 
+#![allow(clippy::missing_transmute_annotations, reason = "each variant of Function names its signature")]
+
 use std::collections::HashMap;
 use std::error::Error;
 use std::ffi::{CString, c_int, c_uint, c_ulonglong, c_void};
