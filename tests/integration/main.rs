@@ -6,6 +6,7 @@ mod collector;
 mod control;
 mod docs;
 mod fake_driver;
+mod faults;
 mod files;
 mod lease;
 mod main_job;

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test where they are")]
 
-mod harness;
-mod pty;
+pub(crate) mod harness;
+pub(crate) mod pty;
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
