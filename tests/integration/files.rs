@@ -229,7 +229,7 @@ fn append_cuts_a_torn_line_and_says_so() {
     fan_out.send(Arc::new(window(&run, 2)));
     let mut notices = Vec::new();
     wait_until(|| {
-        notices.extend(fan_out.notices());
+        notices.extend(fan_out.notices().take());
         !notices.is_empty()
     });
     assert!(notices[0].contains("incomplete last line"), "{notices:?}");
@@ -607,7 +607,7 @@ fn a_disk_that_fills_and_grows_again_costs_no_window() {
         assert!(n < 10_000, "the disk never filled: {notices:?}");
         fan_out.send(Arc::new(window(&run, n)));
         std::thread::yield_now();
-        notices.extend(fan_out.notices());
+        notices.extend(fan_out.notices().take());
     }
     for _ in 0..50 {
         n += 1;
@@ -619,7 +619,7 @@ fn a_disk_that_fills_and_grows_again_costs_no_window() {
         n += 1;
         fan_out.send(Arc::new(window(&run, n)));
         std::thread::yield_now();
-        notices.extend(fan_out.notices());
+        notices.extend(fan_out.notices().take());
     }
     let reports = fan_out.finish(run_end(), DEADLINE);
     assert_clean(&reports);
@@ -653,7 +653,7 @@ fn a_disk_that_stays_full_is_said_once_and_its_loss_is_counted() {
         assert!(sent < 10_000, "the disk never filled");
         fan_out.send(Arc::new(window(&run, sent)));
         std::thread::yield_now();
-        notices.extend(fan_out.notices());
+        notices.extend(fan_out.notices().take());
     }
     let rows = run.series.len() as u64 + 1;
     let reports = fan_out.finish(run_end(), DEADLINE);
