@@ -23,9 +23,10 @@ const FOREIGN: &[&str] = &[
     "--path",
     "--workspace",
     "--test",
-    // examples/train_steps.py, examples/train.py
+    // examples/train_steps.py, examples/train.py, benches/nvitop_side_by_side.py
     "--batches",
     "--seconds",
+    "--show",
     // torchrun, Slurm, Docker, TensorBoard
     "--nproc-per-node",
     "--nnodes",
