@@ -26,6 +26,9 @@ const FOREIGN: &[&str] = &[
     // examples/train_steps.py, examples/train.py
     "--batches",
     "--seconds",
+    // tests/run, benches/nvitop_side_by_side.py
+    "--no-tests",
+    "--show",
     // torchrun, Slurm, Docker, TensorBoard
     "--nproc-per-node",
     "--nnodes",
