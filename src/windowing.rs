@@ -29,9 +29,8 @@
 //!   them failed: a running total loses nothing by not being read. The mean is the sum of the increases,
 //!   divided by the covered time; an increase across the edge of a span is shared out linearly in time, so
 //!   that the spans of a run add up to its total. A batch waits for the totals that settle its edge.
-//! * Min, max and last are those of the rates, `samples` counts the rates that ended in the span.
-//! * The last total of a run, read when it ends, stands for one read less than a quarter of a pace before it:
-//!   clocks that count in steps would give that moment any rate.
+//! * Min, max and last are those of the rates, `samples` counts the rates that ended in the span. A rate over less than
+//!   half a pace (an extra read) goes into them together with the time before it: totals are counted in steps.
 //! * A total that fell re-bases: it adds nothing and counts as missing. So does, without being counted as
 //!   missing, the first total after a suspension, because the host's counters ran on meanwhile.
 //!

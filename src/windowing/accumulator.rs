@@ -5,10 +5,7 @@ use std::sync::Arc;
 
 use crate::model::metric::Kind;
 use crate::model::series::SeriesInfo;
-use crate::model::time::Mono;
 use crate::model::window::Stats;
-
-use super::queue::Nearness;
 
 const NANOS: f64 = 1e9;
 
@@ -75,6 +72,20 @@ impl Acc {
         self.missing = self.missing.saturating_add(count);
     }
 
+    /// A rate that ends inside the span.
+    fn rate(&mut self, rate: f64, steady: Option<f64>) {
+        if let Some(steady) = steady {
+            self.note(steady);
+        }
+        self.sum += rate;
+        self.samples = self.samples.saturating_add(1);
+    }
+
+    /// Whether nothing is known of the value in the span so far.
+    fn is_blank(&self) -> bool {
+        self.last.is_nan() && self.covered == 0
+    }
+
     /// A maximum that was reached.
     pub(super) fn peak(&mut self, value: f64) {
         self.peak = self.peak.max(value);
@@ -82,11 +93,11 @@ impl Acc {
 
     /// Whether anything at all is known of the series in the span.
     pub(super) fn is_touched(&self) -> bool {
-        self.missing > 0 || !self.last.is_nan() || !self.peak.is_nan()
+        self.missing > 0 || !self.is_blank() || !self.peak.is_nan()
     }
 
     /// The numbers as rows carry them.
-    pub(super) fn stats(&self) -> Stats {
+    pub(super) fn stats(&self, kind: Kind) -> Stats {
         let known = |value: f64| (!value.is_nan()).then_some(value);
         let mean = if self.covered > 0 {
             self.integral / (self.covered as f64 / NANOS)
@@ -95,14 +106,25 @@ impl Acc {
         } else {
             self.last
         };
-        // Rounding of the integral may leave the mean of a constant a hair outside; a value on the edge, which is the
-        // next span's, may pull it farther.
-        let mean = if mean.is_nan() { mean } else { mean.max(self.min).min(self.max) };
+        let (mut mean, mut min, mut max, mut last) = (mean, self.min, self.max, self.last);
+        if min.is_nan() {
+            // Rates over moments only: together they are the mean.
+            (min, max, last) = (mean, mean, mean);
+        }
+        // Rounding may leave the mean of a constant a hair outside.
+        let outside = mean < min - 1e-9 * min.abs() || mean > max + 1e-9 * max.abs();
+        if kind == Kind::Counter && outside {
+            // It is exact, and the extremes are over longer times.
+            (min, max) = (min.min(mean), max.max(mean));
+        } else if !mean.is_nan() {
+            // A gauge's value on the edge, which is the next span's, may pull the mean outside.
+            mean = mean.max(min).min(max);
+        }
         Stats {
             mean: known(mean),
-            min: known(self.min),
-            max: known(self.max.max(self.peak)),
-            last: known(self.last),
+            min: known(min),
+            max: known(max.max(self.peak)),
+            last: known(last),
             samples: self.samples,
             missing: self.missing,
         }
@@ -123,8 +145,8 @@ pub(super) enum Step {
     Gauge { from: Option<(u64, f64)>, value: f64 },
     /// A gauge's failed read: the value before is held until here.
     GaugeHold { from: Option<(u64, f64)> },
-    /// A rate, from the total before to this one.
-    Rate { from: u64, rate: f64 },
+    /// A rate, from the total before to this one; `steady` is the one that min, max and last go by, if there is one.
+    Rate { from: u64, rate: f64, steady: Option<f64> },
     /// A total that gives no rate: the first, one beyond a gap, or one that fell. Spans that ended since
     /// the total before get the rate before that.
     Base { held: Option<(u64, f64)>, fell: bool },
@@ -151,6 +173,8 @@ pub(super) struct Series {
     value: Option<Point>,
     /// Last rate of a counter.
     rate: Option<f64>,
+    /// The total from which a rate over a short time is taken instead.
+    anchor: Option<Point>,
 }
 
 impl Series {
@@ -161,15 +185,18 @@ impl Series {
             if pace == 0 { u64::MAX } else { (pace / 2).saturating_mul(5).saturating_add(pace % 2 * 5 / 2) };
         let kind = info.kind();
         let edge = slack.min(pace / 2);
-        Series { info, kind, pace, limit, edge, born: None, read: None, value: None, rate: None }
-    }
-
-    /// Of a counter: how near two totals are too near for a rate of their own. The kernel's clocks count in
-    /// steps, which over a moment make any rate of nothing. `offset` is what was suspended before its last
-    /// total; there is none where time was suspended since.
-    pub(super) fn nearness(&self, offset: u64) -> Option<Nearness> {
-        let base = self.value.map(|point| Mono(point.at.saturating_add(offset)));
-        (self.kind == Kind::Counter).then_some(Nearness { distance: self.pace / 4, base, reach: self.limit })
+        Series {
+            info,
+            kind,
+            pace,
+            limit,
+            edge,
+            born: None,
+            read: None,
+            value: None,
+            rate: None,
+            anchor: None,
+        }
     }
 
     /// Whether the series was read at all before `end`.
@@ -205,20 +232,39 @@ impl Series {
                 }
                 let held = before.and_then(|point| Some((point.at, self.rate?)));
                 let Some(point) = before.filter(|point| at - point.at <= self.limit) else {
-                    self.rate = None;
+                    (self.rate, self.anchor) = (None, None);
                     return Step::Base { held, fell: false };
                 };
                 // Totals that are sums of many may wobble in their last digits.
                 let rise = total - point.value;
                 if rise < -1e-9 * point.value.abs().max(1.0) {
-                    self.rate = None;
+                    (self.rate, self.anchor) = (None, None);
                     return Step::Base { held, fell: true };
                 }
                 let rate = rise.max(0.0) / ((at - point.at) as f64 / NANOS);
-                self.rate = Some(rate);
-                Step::Rate { from: point.at, rate }
+                let steady = self.steady(point, Point { at, value: total }, rate);
+                self.rate = Some(steady.unwrap_or(rate));
+                Step::Rate { from: point.at, rate, steady }
             }
         }
+    }
+
+    /// The rate that min, max and last go by. Many totals are counted in steps (CPU time in ticks of 10 ms), so that a
+    /// rate over less than half a pace, as between an extra read and the one before it, may be 0 or many times the
+    /// truth: it is taken together with the time before. `None` while even that is too short.
+    fn steady(&mut self, point: Point, now: Point, rate: f64) -> Option<f64> {
+        let enough = self.pace / 2;
+        if now.at - point.at >= enough {
+            self.anchor = Some(point);
+            return Some(rate);
+        }
+        let anchor = *self.anchor.get_or_insert(point);
+        let length = now.at - anchor.at;
+        if length >= enough * 3 {
+            // Not for ever: a series that is read more often than it says has its extremes too.
+            self.anchor = Some(point);
+        }
+        (length >= enough).then(|| (now.value - anchor.value).max(0.0) / (length as f64 / NANOS))
     }
 
     /// Ends a read.
@@ -230,7 +276,7 @@ impl Series {
     /// What was suspended breaks a counter: the host's totals ran on meanwhile.
     pub(super) fn suspend(&mut self) {
         if self.kind == Kind::Counter {
-            self.value = None;
+            (self.value, self.anchor) = (None, None);
         }
     }
 
@@ -272,7 +318,7 @@ impl Series {
     /// Gives a span that no rate settled the last known rate, if that is near enough.
     pub(super) fn settle_rate(&self, acc: &mut Acc, end: u64) {
         if self.kind == Kind::Counter
-            && acc.last.is_nan()
+            && acc.is_blank()
             && let Some(rate) = self.rate
             && self.within_reach(end).is_some_and(|point| point.at < end)
         {
@@ -300,11 +346,11 @@ impl Series {
                 }
                 acc.miss(1);
             }
-            Step::Rate { from, rate } => {
+            Step::Rate { from, rate, steady } => {
                 // A rate that ends where the span begins is all of the time before it.
                 if at > start {
                     acc.cover(rate, at - from.max(start));
-                    acc.read(rate);
+                    acc.rate(rate, steady);
                 }
             }
             Step::Base { fell, .. } => acc.miss(u32::from(fell)),
@@ -324,14 +370,23 @@ impl Series {
                     acc.tilt(share * (value - before) / 2.0, end - since);
                 }
             }
-            Step::Rate { from, rate } if from < end => {
-                hold(acc, from.max(start), end, start == end, rate);
-                if at == end && end > start {
-                    acc.read(rate);
+            Step::Rate { from, rate, steady } if from < end => {
+                let since = from.max(start);
+                if end > since {
+                    acc.cover(rate, end - since);
+                }
+                if start == end {
+                    acc.note(rate);
+                } else if at == end {
+                    acc.rate(rate, steady);
+                } else if end > since
+                    && let Some(steady) = steady
+                {
+                    acc.note(steady);
                 }
             }
             Step::Base { held: Some((from, rate)), .. }
-                if from < end && acc.last.is_nan() && end - from <= self.limit =>
+                if from < end && acc.is_blank() && end - from <= self.limit =>
             {
                 acc.note(rate);
             }

@@ -238,9 +238,6 @@ impl Fold {
     pub fn finish(&mut self, clock: ClockPair, out: &mut Vec<WindowBatch>) {
         let now = clock.mono.max(self.horizon);
         self.queue.cap(now);
-        let (table, offset) = (&self.table, self.offset);
-        let nearness = |id: SeriesId| table.get(id.index())?.as_ref()?.nearness(offset);
-        self.queue.merge_into_last(now - self.settings.slack, self.suspended.is_some(), nearness);
         self.apply_until(now, true);
         let mut stacks: Vec<u32> = self.stacks.keys().copied().collect();
         stacks.sort_unstable();

@@ -38,17 +38,6 @@ impl What {
     }
 }
 
-/// When two readings of a series are one.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Nearness {
-    /// At most so many nanoseconds apart.
-    pub(super) distance: u64,
-    /// The value before them.
-    pub(super) base: Option<Mono>,
-    /// How many nanoseconds it may lie before the later one.
-    pub(super) reach: u64,
-}
-
 #[derive(Debug)]
 pub(super) struct Event {
     pub(super) at: Mono,
@@ -85,65 +74,6 @@ impl Queue {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.extend_from_slice(readings);
         self.push(at, What::Sample(buffer));
-    }
-
-    /// Leaves out readings that the last one of their series stands for: those from `since` on that lie near
-    /// it, where it can count from one before them. Samples of suspended time are none.
-    pub(super) fn merge_into_last(
-        &mut self,
-        since: Mono,
-        mut suspended: bool,
-        near: impl Fn(SeriesId) -> Option<Nearness>,
-    ) {
-        struct Last {
-            id: SeriesId,
-            at: Mono,
-            near: Nearness,
-        }
-        let mut lasts: Vec<Last> = Vec::new();
-        let mut pausing = suspended;
-        for event in &self.events {
-            match &event.what {
-                What::Suspend => pausing = true,
-                What::Resume => pausing = false,
-                What::Sample(readings) if !pausing => {
-                    for (id, reading) in readings {
-                        if !matches!(reading, Reading::Value(_)) {
-                            continue;
-                        }
-                        match lasts.iter_mut().find(|last| last.id == *id) {
-                            Some(last) => last.at = event.at,
-                            None => lasts.extend(near(*id).map(|near| Last { id: *id, at: event.at, near })),
-                        }
-                    }
-                }
-                _ => {}
-            }
-        }
-        for event in &mut self.events {
-            let at = event.at;
-            match &mut event.what {
-                What::Sample(_) if suspended => {}
-                What::Sample(readings) => readings.retain(|(id, reading)| {
-                    let last = lasts.iter_mut().find(|last| last.id == *id);
-                    let (Reading::Value(_), Some(last)) = (reading, last) else { return true };
-                    let near = at < last.at && last.at.0 - at.0 <= last.near.distance && at >= since;
-                    let reached = last.near.base.is_some_and(|base| last.at.0 - base.0 <= last.near.reach);
-                    if near && reached {
-                        return false;
-                    }
-                    last.near.base = Some(at);
-                    true
-                }),
-                // Time that was suspended is not counted across.
-                What::Suspend => {
-                    suspended = true;
-                    lasts.iter_mut().for_each(|last| last.near.base = None);
-                }
-                What::Resume => suspended = false,
-                _ => {}
-            }
-        }
     }
 
     /// Takes back the buffer of an applied sample.

@@ -159,7 +159,7 @@ impl Span {
         let mut ended = ended.into_iter().peekable();
         let mut earlier = |rows: &mut Vec<Row>, until: usize| {
             while let Some((_, info, acc)) = ended.next_if(|(index, ..)| *index <= until) {
-                rows.push(Row { series: Arc::clone(info), stats: acc.stats() });
+                rows.push(Row { series: Arc::clone(info), stats: acc.stats(info.kind()) });
             }
         };
         let series = if self.bare { &[][..] } else { &table[..] };
@@ -172,7 +172,7 @@ impl Span {
             }
             series.settle_rate(&mut acc, to);
             if acc.is_touched() || series.is_born_before(to) {
-                rows.push(Row { series: Arc::clone(&series.info), stats: acc.stats() });
+                rows.push(Row { series: Arc::clone(&series.info), stats: acc.stats(series.info.kind()) });
             }
         }
         earlier(&mut rows, usize::MAX);

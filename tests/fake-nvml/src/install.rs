@@ -140,7 +140,11 @@ pub fn install(directory: &Path, scenario: &Scenario) -> Result<Installed, Insta
 pub fn install_file(directory: &Path, scenario: &Path) -> Result<Installed, InstallError> {
     let read = Scenario::load(scenario)?;
     let path = directory.join("scenario.toml");
-    fs::copy(scenario, &path).map_err(|error| format!("{}: {error}", path.display()))?;
+    // Aside and renamed: of two that install at once, neither reads half of the other's.
+    let fresh = directory.join(format!(".scenario.{}", std::process::id()));
+    fs::copy(scenario, &fresh)
+        .and_then(|_| fs::rename(&fresh, &path))
+        .map_err(|error| format!("{}: {error}", path.display()))?;
     lay_out(directory, &read, path)
 }
 
@@ -154,7 +158,7 @@ fn lay_out(directory: &Path, scenario: &Scenario, path: PathBuf) -> Result<Insta
     let library = directory.join("libnvidia-ml.so.1");
     // A copy, not a link: a rebuild must not change a library under a running test. A new file, not an overwritten one:
     // another process may have the old one mapped.
-    let fresh = directory.join(".libnvidia-ml.new");
+    let fresh = directory.join(format!(".libnvidia-ml.{}", std::process::id()));
     fs::write(&fresh, &bytes).map_err(|error| say(&fresh, error))?;
     fs::rename(&fresh, &library).map_err(|error| say(&library, error))?;
     if scenario.cuda.is_some() {
