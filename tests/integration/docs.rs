@@ -26,8 +26,7 @@ const FOREIGN: &[&str] = &[
     // examples/train_steps.py, examples/train.py
     "--batches",
     "--seconds",
-    // tests/run, benches/nvitop_side_by_side.py
-    "--no-tests",
+    // benches/nvitop_side_by_side.py
     "--show",
     // torchrun, Slurm, Docker, TensorBoard
     "--nproc-per-node",
