@@ -28,7 +28,7 @@ pub use launcher::{JobEvent, Launcher, Reaped};
 pub use origin::NotForwarded;
 pub use signals::{SignalHold, SignalSet};
 pub use spawn::{JobCommand, LaunchError, raise_descriptor_limit, spawn};
-pub use stderr::NonBlockingStderr;
+pub use stderr::{NonBlockingStderr, stderr_columns};
 pub use termination::Termination;
 pub use tree::{KillReport, Leftover};
 pub use watch::{Watch, WatchEvent};

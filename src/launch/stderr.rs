@@ -72,6 +72,16 @@ impl NonBlockingStderr {
     }
 }
 
+/// Columns of the terminal that stderr is, if it is one and knows; never 0.
+pub fn stderr_columns() -> Option<usize> {
+    // SAFETY: the call fills one structure of plain data, or fails.
+    let size = unsafe {
+        let mut size: libc::winsize = std::mem::zeroed();
+        (libc::ioctl(2, libc::TIOCGWINSZ, &raw mut size) == 0).then_some(size)
+    };
+    size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
+}
+
 impl Default for NonBlockingStderr {
     fn default() -> Self {
         Self::new()

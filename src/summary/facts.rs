@@ -3,19 +3,24 @@
 use super::json::Summary;
 use super::text::duration;
 
+/// Seconds under which a run says nothing about how well its GPUs were used.
+const SHORT: f64 = 5.0;
+
 /// The facts of a run whose windows cover `seconds`.
 pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
     let mut facts = Vec::new();
     let share = |part: f64| 100.0 * part / seconds;
+    // A run of a moment has had no time to use anything.
+    let long_enough = seconds >= SHORT;
     for gpu in &summary.gpus {
         let name = match gpu.mig {
             None => format!("GPU {}", gpu.index),
             Some(mig) => format!("GPU {}:{mig}", gpu.index),
         };
         let untouched = gpu.job_memory_mib.max.is_none_or(|mib| mib == 0.0);
-        if gpu.gpu_utilization.max == Some(0.0) && untouched {
+        if gpu.gpu_utilization.max == Some(0.0) && untouched && long_enough {
             facts.push(format!("{name} was never used: utilisation was 0 % in every sample"));
-        } else if seconds > 0.0 && share(gpu.idle_s) > 50.0 {
+        } else if long_enough && share(gpu.idle_s) > 50.0 {
             facts.push(format!("{name} was idle (at most 5 %) for {:.0} % of the run", share(gpu.idle_s)));
         }
         if let (Some(max), Some(total)) = (gpu.memory_used_mib.max, gpu.memory_total_mib)
@@ -34,7 +39,7 @@ pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
                 ));
             }
         }
-        if seconds > 0.0 && share(gpu.starved_s) > 20.0 {
+        if long_enough && share(gpu.starved_s) > 20.0 {
             facts.push(format!(
                 "{name} stayed under 50 % while the host's CPUs were over 90 % busy for {:.0} % of the run",
                 share(gpu.starved_s)

@@ -160,7 +160,9 @@ impl Screen<'_> {
             return;
         }
         let _ = if self.terminal {
-            write!(self.out, "\r\x1b[2Kgpurun: {text}")
+            // A live line that wraps cannot be taken away again.
+            let line = cut(&format!("gpurun: {text}"), crate::launch::stderr_columns().unwrap_or(80) - 1);
+            write!(self.out, "\r\x1b[2K{line}")
         } else {
             writeln!(self.out, "gpurun: {text}")
         };
@@ -174,6 +176,14 @@ impl Screen<'_> {
             let _ = self.out.flush();
         }
     }
+}
+
+/// At most so many characters, with dots for what is left out.
+fn cut(line: &str, columns: usize) -> String {
+    if line.chars().count() <= columns {
+        return line.to_owned();
+    }
+    line.chars().take(columns.saturating_sub(3)).collect::<String>() + "..."
 }
 
 /// Devices chosen for a job.

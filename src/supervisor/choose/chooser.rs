@@ -260,10 +260,6 @@ impl Chooser<'_> {
         if let Some(trouble) = trouble {
             line.push_str(&format!("; {trouble}"));
         }
-        // A live line that wraps cannot be taken away again.
-        if line.chars().count() > 110 {
-            line = line.chars().take(107).collect::<String>() + "...";
-        }
         line
     }
 
