@@ -10,6 +10,7 @@ const TOO_SHORT_S: f64 = 5.0;
 pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
     let mut facts = Vec::new();
     let share = |part: f64| 100.0 * part / seconds;
+    // A run of a moment has had no time to use anything.
     for gpu in &summary.gpus {
         let name = match gpu.mig {
             None => format!("GPU {}", gpu.index),

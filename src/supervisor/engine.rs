@@ -54,6 +54,9 @@ const OPENING_LOOK: Duration = Duration::from_millis(50);
 /// How often a suspended engine looks at its stop flag.
 const SUSPENDED_WAIT: Duration = Duration::from_secs(60);
 
+/// How long a stop of gpurun beside its stopped job waits for the last sample.
+const SUSPEND_WAIT: Duration = Duration::from_millis(100);
+
 /// How long the writers may take to finish their files after the job has ended. A Parquet target
 /// that is not done by then stays a journal, which `gpurun recover` finishes.
 pub(super) const WRITERS_PATIENCE: Duration = Duration::from_secs(120);
@@ -67,8 +70,8 @@ pub enum ToEngine {
     Control(ControlEvent),
     /// A library user collects the innermost tag of a stack.
     Collect(crate::model::id::StackId, SyncSender<crate::windowing::Collected>),
-    /// The job was stopped at this instant.
-    Suspended(Mono),
+    /// The job was stopped at this instant; an answer says that its last sample is taken.
+    Suspended(Mono, SyncSender<()>),
     /// The job goes on since this instant.
     Resumed(Mono),
     /// Wake up and look at the stop flag.
@@ -209,6 +212,13 @@ impl Engine {
     /// A way in for other threads.
     pub fn inbox(&self) -> EngineInbox {
         EngineInbox { inbox: self.inbox.clone(), shared: Arc::clone(&self.shared) }
+    }
+
+    /// Takes the last sample of a job that was stopped; waits a moment for it, since gpurun is stopped next.
+    pub fn suspended(&self, at: Mono) {
+        let (sampled, done) = sync_channel(1);
+        self.inbox().send(ToEngine::Suspended(at, sampled));
+        let _ = done.recv_timeout(SUSPEND_WAIT);
     }
 
     /// Hands over the usage of a reaped process; the sampler takes it with its next sample.
@@ -719,11 +729,17 @@ impl Running {
                 }
                 let _ = reply.try_send(self.fold.collect(stack, now));
             }
-            ToEngine::Suspended(at) => {
-                // What the job did until it was stopped still counts.
-                self.tick(at, Due::unscheduled());
+            ToEngine::Suspended(at, sampled) => {
+                // What the job did until it was stopped still counts. If gpurun was stopped beside it meanwhile,
+                // values of now would say it of the time in between.
+                if clock::monotonic().since(at) < SUSPEND_WAIT {
+                    self.sample(at, Due::unscheduled());
+                }
+                // Before any window is closed: the time from here on belongs to none.
                 self.fold.suspend(at);
                 self.suspended = true;
+                let _ = sampled.try_send(());
+                self.say_news();
             }
             ToEngine::Resumed(at) => self.fold.resume(at),
             ToEngine::Wake => {}

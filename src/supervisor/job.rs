@@ -216,7 +216,11 @@ fn follow(
                 return exit;
             }
             JobEvent::Forwarded { signal } => termination.on_signal(signal, clock::monotonic()),
-            JobEvent::Suspended => tell(engine, ToEngine::Suspended(clock::monotonic())),
+            JobEvent::Suspended => {
+                if let Some(engine) = engine {
+                    engine.suspended(clock::monotonic());
+                }
+            }
             JobEvent::Resumed => tell(engine, ToEngine::Resumed(clock::monotonic())),
             // The terminal has sent it to the job as well.
             JobEvent::NotForwarded { signal, why: NotForwarded::Terminal } => {

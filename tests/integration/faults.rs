@@ -6,10 +6,13 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use fake_nvml::{Fault, Gpu, Installed, Scenario};
 
-use crate::transparency::harness::{GPURUN, Running, alive, describe, finish, job, job_argv, until};
+use crate::transparency::harness::{
+    GPURUN, Running, alive, describe, finish, job, job_argv, kill, state, until,
+};
 use crate::transparency::pty::Terminal;
 
 /// A machine of one simulated GPU with this fault.
@@ -308,4 +311,34 @@ fn nothing_of_a_refused_run_is_left_and_links_lead_to_the_file() {
         assert_eq!(run(&["--overwrite"], &[&link]), Some(0));
         assert!(fs::symlink_metadata(at(&link)).unwrap().is_symlink() && at(name).is_file(), "{name}");
     }
+}
+
+#[test]
+fn the_time_in_which_a_stop_key_held_the_job_belongs_to_no_window() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("m.csv");
+    let mut command = gpurun(dir.path(), &["-q"]);
+    command.args(FAST).arg("--log").arg(&log).arg("--").args(job_argv(&["wait"]));
+    let begun = Instant::now();
+    let running = Running::start_command(command);
+    until("a first window", || fs::metadata(&log).is_ok_and(|found| found.len() > 2000));
+    kill(running.outer(), libc::SIGTSTP);
+    until("gpurun stops beside its job", || state(running.outer()) == Some('T'));
+    let stopped = Instant::now();
+    // What is measured is time that passes, here five windows of it.
+    std::thread::sleep(Duration::from_secs(1));
+    let held = stopped.elapsed();
+    kill(running.outer(), libc::SIGCONT);
+    until("gpurun runs again", || state(running.outer()) != Some('T'));
+    assert_eq!(running.end().0, "code 0");
+    let wall = begun.elapsed();
+    let text = fs::read_to_string(&log).unwrap();
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let headers = reader.headers().unwrap().clone();
+    let place = |name: &str| headers.iter().position(|h| h == name).unwrap();
+    let (metric, scope, seconds) = (place("metric"), place("scope"), place("window_s"));
+    let windows =
+        reader.records().map(Result::unwrap).filter(|r| &r[metric] == "processes" && &r[scope] == "job");
+    let logged: f64 = windows.map(|row| row[seconds].parse::<f64>().unwrap()).sum();
+    assert!(logged > 0.0 && logged <= (wall - held).as_secs_f64(), "{logged} s of {wall:?} less {held:?}");
 }
