@@ -23,6 +23,8 @@ const FOREIGN: &[&str] = &[
     "--path",
     "--workspace",
     "--test",
+    // benches/nvitop_side_by_side.py
+    "--show",
     // examples/train_steps.py, examples/train.py
     "--batches",
     "--seconds",

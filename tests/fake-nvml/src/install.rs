@@ -154,7 +154,7 @@ fn lay_out(directory: &Path, scenario: &Scenario, path: PathBuf) -> Result<Insta
     let library = directory.join("libnvidia-ml.so.1");
     // A copy, not a link: a rebuild must not change a library under a running test. A new file, not an overwritten one:
     // another process may have the old one mapped.
-    let fresh = directory.join(".libnvidia-ml.new");
+    let fresh = directory.join(format!(".libnvidia-ml.{}", std::process::id()));
     fs::write(&fresh, &bytes).map_err(|error| say(&fresh, error))?;
     fs::rename(&fresh, &library).map_err(|error| say(&library, error))?;
     if scenario.cuda.is_some() {
