@@ -26,7 +26,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 pub use csv_file::recover as recover_csv;
-pub use fanout::{FanOut, WriterReport};
+pub use fanout::{FanOut, WriterNotices, WriterReport};
 pub use format::{OpenFailure, Opened, open};
 pub use metadata::Metadata;
 pub use parquet_file::{Recovered, journal_path, recover, target_of_journal};

@@ -3,7 +3,8 @@
     known.py PIDFILE SECONDS
 
 It stands in PIDFILE (so the simulated driver sees it on GPU 0), and while it runs: a child that is started from
-another thread burns 2 s of CPU; short children burn 20 ms each; once it holds 400 MB more for 0.3 s.
+another thread burns 2 s of CPU; short children burn 20 ms each; then it holds 400 MB more for a tenth of a
+second.
 """
 
 import json
@@ -43,13 +44,13 @@ def main():
     threads = [threading.Thread(target=spin, args=(2.0,)), threading.Thread(target=shorts, args=(50,))]
     for thread in threads:
         thread.start()
-    time.sleep(1.25)
-    block = bytearray(400 * 1000 * 1000)
-    block[:: 4096] = b"x" * len(block[:: 4096])
-    time.sleep(0.3)
-    del block
     for thread in threads:
         thread.join()
+    # When no forked child shares it: two holders of one block would count twice.
+    block = bytearray(400 * 1000 * 1000)
+    block[::4096] = b"x" * len(block[::4096])
+    time.sleep(0.1)
+    del block
     time.sleep(max(0.0, seconds - (time.monotonic() - start)))
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(

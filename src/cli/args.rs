@@ -20,7 +20,11 @@ use super::selection::SelectionArgs;
     override_usage = "gpurun [OPTIONS] -- COMMAND [ARG...]\n       gpurun SUBCOMMAND [OPTIONS]",
     args_conflicts_with_subcommands = true,
     disable_help_subcommand = true,
-    after_help = "Exit status: the job's own; death by signal is passed on. 2 usage, 75 not enough GPUs now, \
+    after_help = "Examples:\n  \
+                  gpurun -n 2 -f 8GiB --log run.parquet -- python train.py\n  \
+                  gpurun --log run.csv -- python train.py\n  \
+                  gpurun select -n 1 --idle --explain\n\n\
+                  Exit status: the job's own; death by signal is passed on. 2 usage, 75 not enough GPUs now, \
                   124 waited too long, 125 gpurun failed before the job ran, 126 cannot execute, 127 not found."
 )]
 pub struct Cli {

@@ -236,7 +236,8 @@ fn the_text_says_the_end_in_words() {
 
 #[test]
 fn the_text_of_a_full_summary_has_every_line() {
-    let lines = text::lines(&full());
+    let mut lines = text::lines(&full());
+    lines.extend(text::troubles(&full()));
     let all = lines.join("\n");
     for part in [
         "exit status 3 after 20.0 s",

@@ -589,7 +589,7 @@ impl Running {
         }
         self.say_silence();
         if let Some(out) = &self.out {
-            for line in out.notices() {
+            for line in out.notices().take() {
                 self.notices.say(&line);
             }
         }
@@ -776,8 +776,15 @@ impl Running {
         self.begin_files();
         let exit = *self.shared.exit.lock().unwrap_or_else(PoisonError::into_inner);
         let end = RunEnd { exit, end: clock::wall(), duration_s: self.totals.seconds };
-        let reports =
-            self.out.take().map(|out| out.finish(end.clone(), WRITERS_PATIENCE)).unwrap_or_default();
+        let mut reports = Vec::new();
+        if let Some(out) = self.out.take() {
+            let notices = out.notices().clone();
+            reports = out.finish(end.clone(), WRITERS_PATIENCE);
+            // What the last window ran into is said as well.
+            for line in notices.take() {
+                self.notices.say(&line);
+            }
+        }
         let run = self.run_shared.take().unwrap_or_else(|| Arc::new(self.run.clone()));
         EngineEnd { totals: self.totals, run, end, reports }
     }

@@ -76,7 +76,7 @@ impl WriterReport {
 struct Shared {
     queue: Mutex<Queue>,
     wake: Condvar,
-    notices: Arc<Mutex<Vec<String>>>,
+    notices: WriterNotices,
     bound: usize,
 }
 
@@ -87,7 +87,7 @@ impl Shared {
     }
 
     fn say(&self, text: String) {
-        self.notices.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+        self.notices.say(text);
     }
 }
 
@@ -97,10 +97,25 @@ struct Lane {
     report: mpsc::Receiver<WriterReport>,
 }
 
+/// What writers have to tell the user; outlives them, for what they say at the very end.
+#[derive(Clone, Default)]
+pub struct WriterNotices(Arc<Mutex<Vec<String>>>);
+
+impl WriterNotices {
+    /// What was said since the last call; each thing is said once.
+    pub fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn say(&self, text: String) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+    }
+}
+
 /// All writers of a run.
 pub struct FanOut {
     lanes: Vec<Lane>,
-    notices: Arc<Mutex<Vec<String>>>,
+    notices: WriterNotices,
 }
 
 fn size_of_batch(batch: &WindowBatch) -> usize {
@@ -109,14 +124,14 @@ fn size_of_batch(batch: &WindowBatch) -> usize {
 
 impl FanOut {
     pub(super) fn start(writers: Vec<Writer>, settings: &WriterSettings, run: &Arc<RunInfo>) -> FanOut {
-        let notices = Arc::new(Mutex::new(Vec::new()));
+        let notices = WriterNotices::default();
         let lanes = writers
             .into_iter()
             .map(|writer| {
                 let shared = Arc::new(Shared {
                     queue: Mutex::default(),
                     wake: Condvar::new(),
-                    notices: Arc::clone(&notices),
+                    notices: notices.clone(),
                     bound: settings.memory_bound,
                 });
                 let (send, report) = mpsc::sync_channel(1);
@@ -161,9 +176,9 @@ impl FanOut {
         }
     }
 
-    /// What the writers have to tell the user since the last call; each thing is said once.
-    pub fn notices(&self) -> Vec<String> {
-        std::mem::take(&mut *self.notices.lock().unwrap_or_else(PoisonError::into_inner))
+    /// What the writers have to tell the user.
+    pub fn notices(&self) -> &WriterNotices {
+        &self.notices
     }
 
     /// Batches that wait, in the writer that is furthest behind; the one that is being written counts.

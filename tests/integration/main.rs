@@ -8,6 +8,7 @@ mod collector;
 mod control;
 mod docs;
 mod fake_driver;
+mod faults;
 mod files;
 mod gpu_truth;
 mod lease;

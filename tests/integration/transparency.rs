@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test where they are")]
 
 pub(crate) mod harness;
-mod pty;
+pub(crate) mod pty;
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;

@@ -140,7 +140,11 @@ pub fn install(directory: &Path, scenario: &Scenario) -> Result<Installed, Insta
 pub fn install_file(directory: &Path, scenario: &Path) -> Result<Installed, InstallError> {
     let read = Scenario::load(scenario)?;
     let path = directory.join("scenario.toml");
-    fs::copy(scenario, &path).map_err(|error| format!("{}: {error}", path.display()))?;
+    // Aside and renamed: of two that install at once, neither reads half of the other's.
+    let fresh = directory.join(format!(".scenario.{}", std::process::id()));
+    fs::copy(scenario, &fresh)
+        .and_then(|_| fs::rename(&fresh, &path))
+        .map_err(|error| format!("{}: {error}", path.display()))?;
     lay_out(directory, &read, path)
 }
 

@@ -1,0 +1,311 @@
+//! Whatever goes wrong in gpurun or around it, the job's output and exit status stay its own.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail the test where they are")]
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use fake_nvml::{Fault, Gpu, Installed, Scenario};
+
+use crate::transparency::harness::{GPURUN, Running, alive, describe, finish, job, job_argv, until};
+use crate::transparency::pty::Terminal;
+
+/// A machine of one simulated GPU with this fault.
+fn machine(dir: &Path, fault: Fault) -> Installed {
+    let gpu = vec![Gpu::with_memory(81_920.0, 512.0, 0.0)];
+    fake_nvml::install(dir, &Scenario { gpu, fault: vec![fault], ..Scenario::default() }).unwrap()
+}
+
+fn hang(function: &str, after: u64) -> Fault {
+    Fault { function: function.to_owned(), after: Some(after), hang: true, ..Fault::default() }
+}
+
+/// gpurun with these options, away from the leases and devices of the machine that the test runs on.
+fn gpurun(dir: &Path, options: &[&str]) -> Command {
+    let mut command = Command::new(GPURUN);
+    command.args(options).env("GPURUN_LEASE_DIR", dir.join("leases"));
+    command.env_remove("CUDA_VISIBLE_DEVICES").stdin(Stdio::null());
+    command
+}
+
+fn with_job<S: AsRef<OsStr>>(mut command: Command, argv: &[S]) -> Output {
+    command.arg("--").args(argv).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Rows of a scope that have a mean.
+fn known(log: &Path, scope: &str) -> usize {
+    let text = fs::read_to_string(log).unwrap();
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let place = |name: &str| reader.headers().cloned().unwrap().iter().position(|h| h == name).unwrap();
+    let mut place = place;
+    let (scope_at, mean_at) = (place("scope"), place("mean"));
+    reader.records().map(Result::unwrap).filter(|r| &r[scope_at] == scope && !r[mean_at].is_empty()).count()
+}
+
+const FAST: [&str; 4] = ["--interval", "50ms", "--window", "200ms"];
+
+#[test]
+fn a_driver_that_hangs_at_the_start_or_the_end_costs_its_own_values_only() {
+    for (function, tells) in
+        [("nvmlInit*", true), ("nvmlDeviceGetMemoryInfo*", true), ("nvmlShutdown", false)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("m.csv");
+        let mut command = gpurun(dir.path(), &FAST);
+        machine(dir.path(), hang(function, 0)).apply(&mut command).arg("--log").arg(&log);
+        let output = with_job(command, &["sh", "-c", "echo out; exit 3"]);
+        assert_eq!(describe(output.status), "code 3", "{function}");
+        assert_eq!(output.stdout, b"out\n", "{function}");
+        assert!(known(&log, "host") > 0 && known(&log, "job") > 0, "{function}");
+        // Missing values are never missing without a word.
+        assert_eq!(said(&output).contains("driver had not answered"), tells, "{function}: {}", said(&output));
+        assert_eq!(known(&log, "gpu") > 0, !tells, "{function}");
+    }
+}
+
+#[test]
+fn a_driver_that_hangs_in_the_middle_is_left_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, words) = (dir.path().join("m.csv"), dir.path().join("words"));
+    let driver = machine(dir.path(), hang("nvmlDeviceGetUtilizationRates", 3));
+    let mut command = gpurun(dir.path(), &FAST);
+    driver.log_calls(driver.apply(&mut command)).arg("--log").arg(&log).arg("--").args(job_argv(&["wait"]));
+    command.stderr(File::create(&words).unwrap());
+    let running = Running::start_command(command);
+    until("the driver hangs", || driver.calls().iter().any(|call| call.code.is_none()));
+    let before = fs::read_to_string(&log).unwrap_or_default().len();
+    until("windows go on", || fs::read_to_string(&log).unwrap_or_default().len() > before + 2000);
+    assert_eq!(running.end().0, "code 0");
+    let words = fs::read_to_string(&words).unwrap();
+    assert!(words.contains("the NVIDIA driver does not answer"), "{words}");
+    assert!(known(&log, "gpu") > 0, "what was read before is kept");
+}
+
+#[test]
+fn gpus_that_are_lost_in_the_middle_are_named_and_the_job_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (lost, words) = (dir.path().join("lost"), dir.path().join("words"));
+    let fault = Fault {
+        function: "nvmlDeviceGet*".to_owned(),
+        error: Some("GPU_IS_LOST".to_owned()),
+        while_exists: Some(lost.clone()),
+        ..Fault::default()
+    };
+    let mut command = gpurun(dir.path(), &FAST);
+    machine(dir.path(), fault).apply(&mut command).arg("-n1").arg("--log").arg(dir.path().join("m.csv"));
+    command.arg("--").args(job_argv(&["wait"])).stderr(File::create(&words).unwrap());
+    let running = Running::start_command(command);
+    fs::write(&lost, "").unwrap();
+    until("it is said", || fs::read_to_string(&words).unwrap().contains("the GPU is lost"));
+    assert_eq!(running.end().0, "code 0");
+}
+
+#[test]
+fn before_the_job_a_hanging_driver_is_waited_for_as_long_as_was_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = dir.path().join("ran");
+    for function in ["nvmlInit*", "nvmlDeviceGetMemoryInfo*"] {
+        let mut command = gpurun(dir.path(), &["-n", "1", "--wait", "1s"]);
+        machine(dir.path(), hang(function, 0)).apply(&mut command);
+        let output = with_job(command, &[OsStr::new("touch"), ran.as_os_str()]);
+        assert_eq!(describe(output.status), "code 124", "{function}: {}", said(&output));
+        assert!(said(&output).contains("has not answered"), "{}", said(&output));
+        assert!(!ran.exists(), "no job without its GPUs");
+    }
+    // A job that asks for none gets none of it, also where the numbers would have to be asked for.
+    let mut command = gpurun(dir.path(), &[]);
+    machine(dir.path(), hang("nvmlInit*", 0)).apply(&mut command).env("CUDA_VISIBLE_DEVICES", "0");
+    let output = with_job(command, &["sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exit 7"]);
+    assert_eq!((describe(output.status).as_str(), output.stdout.as_slice()), ("code 7", &b"0\n"[..]));
+}
+
+/// Runs a script of `sh` as root of a new mount namespace, where nothing that it mounts is left behind.
+fn in_own_mounts(script: &str, args: &[&Path]) -> Output {
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--mount", "sh", "-c", script, "sh"]).args(args);
+    command.stdin(Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn a_full_disk_loses_rows_not_the_job_and_a_quiet_run_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, copy) = (dir.path().join("disk"), dir.path().join("copy.csv"));
+    fs::create_dir(&disk).unwrap();
+    // The disk is full before gpurun comes, but for a page or two.
+    let script = "mount -t tmpfs -o size=64k none $1 || exit 99
+        head -c 53248 /dev/zero > $1/filler
+        $3 -q --interval 20ms --window 40ms --processes all \
+            --log $1/m.csv --log $1/m.parquet --log tensorboard:$1/tb \
+            -- sh -c 'until ! echo x > '$1'/probe && [ ! -s '$1'/probe ]; do sleep 0.05; done 2> /dev/null; echo out; exit 5'
+        status=$?
+        cp $1/m.csv $2
+        exit $status";
+    let output = in_own_mounts(script, &[&disk, &copy, Path::new(GPURUN)]);
+    assert_eq!(describe(output.status), "code 5", "{}", said(&output));
+    assert_eq!(output.stdout, b"out\n");
+    let words = said(&output);
+    assert!(words.lines().all(|line| line.starts_with("gpurun: ")), "{words}");
+    assert!(words.contains("m.csv") && words.contains(" lost"), "{words}");
+    // What is there is whole.
+    let text = fs::read_to_string(&copy).unwrap();
+    assert!(text.is_empty() || text.ends_with('\n'));
+}
+
+#[test]
+fn a_directory_that_the_job_deletes_comes_back_with_every_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let logs = dir.path().join("logs");
+    fs::create_dir(&logs).unwrap();
+    let log = logs.join("m.csv");
+    let mut command = gpurun(dir.path(), &FAST);
+    for target in [&log, &logs.join("m.parquet"), &logs.join("tb")] {
+        command.arg("--log").arg(target);
+    }
+    let script = "until [ -s \"$0/m.csv\" ]; do sleep 0.02; done; rm -rf \"$0\"; echo out; exit 4";
+    let output = with_job(command, &[OsStr::new("sh"), "-c".as_ref(), script.as_ref(), logs.as_os_str()]);
+    assert_eq!((describe(output.status).as_str(), output.stdout.as_slice()), ("code 4", &b"out\n"[..]));
+    assert!(said(&output).contains("m.csv was deleted"), "{}", said(&output));
+    assert!(known(&log, "host") > 0);
+    let starts = fs::read_to_string(&log).unwrap().lines().filter(|line| line.starts_with("time,")).count();
+    assert_eq!(starts, 1);
+    assert!(logs.join("m.parquet").exists() && !logs.join("m.parquet.journal").exists());
+    assert_eq!(fs::read_dir(logs.join("tb/gpurun")).unwrap().count(), 1);
+}
+
+/// `1m2.345s`.
+fn minutes_and_seconds(text: &str) -> f64 {
+    let (minutes, seconds) = text.trim_end_matches('s').split_once('m').unwrap();
+    minutes.parse::<f64>().unwrap() * 60.0 + seconds.parse::<f64>().unwrap()
+}
+
+#[test]
+fn short_orphans_are_reaped_and_their_cpu_is_in_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let summary = dir.path().join("summary.json");
+    // Only gpurun can account for an orphan; each tells its own CPU seconds at its end.
+    let script = "import os, resource\n\
+        r, w = os.pipe()\n\
+        def used(who):\n  u = resource.getrusage(who); return u.ru_utime + u.ru_stime\n\
+        total = 0\n\
+        for n in range(300):\n  \
+          if os.fork() == 0:\n    \
+            if os.fork() == 0:\n      \
+              sum(range(100000)); os.write(w, b'%020.9f' % used(resource.RUSAGE_SELF))\n    \
+            os._exit(0)\n  \
+          os.wait(); total += float(os.read(r, 20))\n\
+        print(total, flush=True)\n";
+    let mut command = gpurun(dir.path(), &["-q", "--summary"]);
+    command.arg(&summary);
+    let output = with_job(command, &["python3", "-c", script]);
+    assert_eq!(describe(output.status), "code 0", "{}", said(&output));
+    let truth: f64 = String::from_utf8_lossy(&output.stdout).trim().parse().unwrap();
+    let summary: serde_json::Value = serde_json::from_slice(&fs::read(&summary).unwrap()).unwrap();
+    // Beside the orphans there are their parents and the starts and ends of all: the log may only have more.
+    let logged = summary["job"]["cpu_s"].as_f64().unwrap();
+    assert!(logged > truth, "{logged} s logged of {truth} s by orphans");
+    assert_eq!(summary["leftovers"].as_array().map(Vec::len), Some(0), "{summary}");
+}
+
+#[test]
+fn ten_thousand_short_children_are_reaped_and_their_cpu_is_in_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let summary = dir.path().join("summary.json");
+    // Told by the shell itself: its own and its children's user and system time.
+    let script = "i=0; while [ $i -lt 10000 ]; do ( : ); i=$((i+1)); done; times";
+    let mut command = gpurun(dir.path(), &["-q", "--summary"]);
+    command.arg(&summary);
+    let output = with_job(command, &["sh", "-c", script]);
+    assert_eq!(describe(output.status), "code 0", "{}", said(&output));
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let truth: f64 = told.split_ascii_whitespace().map(minutes_and_seconds).sum();
+    let summary: serde_json::Value = serde_json::from_slice(&fs::read(&summary).unwrap()).unwrap();
+    let logged = summary["job"]["cpu_s"].as_f64().unwrap();
+    assert!((logged / truth - 1.0).abs() < 0.05, "{logged} s logged of {truth} s");
+    assert_eq!(summary["leftovers"].as_array().map(Vec::len), Some(0), "{summary}");
+}
+
+#[test]
+fn as_the_first_process_of_a_namespace_it_reaps_everything_and_ends_by_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let scripts = [
+        ("exit 3", "code 3"),
+        ("kill -9 $$", "code 137"),
+        ("kill -TERM $$", "code 143"),
+        // Orphans come to process 1, which is gpurun: none may stay a zombie.
+        (
+            "for i in 1 2 3 4 5 6 7 8; do (true &); done; \
+             while grep -ql '^State:.Z' /proc/[0-9]*/status 2> /dev/null; do :; done; exit 4",
+            "code 4",
+        ),
+    ];
+    for (script, status) in scripts {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--pid", "--fork", "--mount-proc", GPURUN, "-q", "--log"]);
+        command.arg(dir.path().join("{time}-m.csv")).args(["--overwrite", "--", "sh", "-c", script]);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        assert_eq!(describe(output.status), status, "{script}: {}", said(&output));
+        assert_eq!(said(&output), "", "{script}");
+    }
+}
+
+#[test]
+fn ctrl_c_starts_the_clock_of_kill_after() {
+    let dir = tempfile::tempdir().unwrap();
+    let file: PathBuf = dir.path().join("pid");
+    let mut bash = Terminal::bash();
+    let (job, file_name) = (job().display(), file.display());
+    bash.type_in(&format!("{GPURUN} --kill-after 300ms -- {job} ignore-term {file_name}\n"));
+    until("the job runs", || file.exists());
+    let pid = fs::read_to_string(&file).unwrap().trim().trim_start_matches("ready ").parse().unwrap();
+    bash.expect("ready ");
+    bash.type_in("\x03");
+    bash.expect("--kill-after");
+    bash.expect("PROMPT> ");
+    assert_eq!(bash.status(), "137");
+    assert!(!alive(pid));
+}
+
+#[test]
+fn a_limit_on_file_sizes_is_a_full_disk_to_gpurun_and_no_death() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("m.csv");
+    // 4 blocks of 512 or 1024 bytes: less than the first window needs.
+    let script =
+        "ulimit -f 4; exec \"$0\" --interval 20ms --window 40ms --log \"$1\" -- sh -c 'echo out; exit 6'";
+    let mut child = Command::new("sh");
+    child.args(["-c", script, GPURUN]).arg(&log).stdin(Stdio::null());
+    let output = child.output().unwrap();
+    assert_eq!((describe(output.status).as_str(), output.stdout.as_slice()), ("code 6", &b"out\n"[..]));
+    assert!(said(&output).contains(" lost"), "{}", said(&output));
+}
+
+#[test]
+fn nothing_of_a_refused_run_is_left_and_links_lead_to_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let run = |options: &[&str], targets: &[&str]| {
+        let mut command = gpurun(dir.path(), options);
+        command.current_dir(dir.path());
+        targets.iter().for_each(|target| {
+            command.args(["--log", target]);
+        });
+        finish(&mut command.args(["--", "true"]).stderr(Stdio::null()).spawn().unwrap()).code()
+    };
+    assert_eq!(run(&[], &["a.csv", "./a.csv"]), Some(125));
+    assert_eq!(run(&[], &["a.csv", "missing/b.csv"]), Some(125));
+    assert!(!at("a.csv").exists());
+    for name in ["real.csv", "real.parquet"] {
+        let link = format!("link-{name}");
+        std::os::unix::fs::symlink(name, at(&link)).unwrap();
+        assert_eq!(run(&[], &[&link]), Some(0), "a link to a file still to be made");
+        assert_eq!(run(&[], &[&link]), Some(125), "which then exists");
+        assert_eq!(run(&["--overwrite"], &[&link]), Some(0));
+        assert!(fs::symlink_metadata(at(&link)).unwrap().is_symlink() && at(name).is_file(), "{name}");
+    }
+}
