@@ -13,6 +13,7 @@ any more. The Python must have nvitop (`tests/requirements.txt`; `tests/run` mak
 import argparse
 import csv
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,7 +95,9 @@ class Place:
 
     def start_job(self):
         job = subprocess.Popen([sys.executable, "-c", JOB, self.directory], stdout=subprocess.PIPE, text=True)
-        job.stdout.readline()
+        said = job.stdout.readline()
+        if said != "up\n":
+            raise SystemExit(f"the job did not start: it said {said!r} and ended with {job.wait()}")
         return job
 
     def record(self, log, *options, window="1h"):
@@ -323,12 +326,18 @@ def main():
         return 1 if sum(subprocess.run([*common, name], check=False).returncode for name in SHOWN) else 0
     if args.inside is None:
         with tempfile.TemporaryDirectory() as directory:
-            scenario = Path(directory, "scenario.toml")
+            # `simulate` lays out one driver for each scenario's name: others may run beside this.
+            name = Path(directory).name
+            scenario = Path(directory, f"{name}.toml")
             scenario.write_text(SCENARIO.format(dir=directory))
             again = [args.simulate, str(scenario), "--", sys.executable, __file__, *sys.argv[1:], "--inside", directory]
             environment = dict(os.environ)
             environment.pop("CUDA_VISIBLE_DEVICES", None)
-            return subprocess.run(again, env=environment, check=False).returncode
+            try:
+                return subprocess.run(again, env=environment, check=False).returncode
+            finally:
+                for driver in Path(tempfile.gettempdir()).glob(f"simulated-gpus-*-{name}"):
+                    shutil.rmtree(driver, ignore_errors=True)
     place = Place(args, args.inside)
     if args.show is None:
         wrong = side_by_side(place, args.seconds)

@@ -18,17 +18,33 @@ use gpurun::model::reading::Reading;
 use gpurun::model::sample::Sample;
 use gpurun::model::series::SeriesInfo;
 use gpurun::model::time::{ClockPair, Mono, Wall};
+use gpurun::model::window::RowKind;
 use gpurun::sampling::{Due, ProcessDetail, Sampler, SamplerSettings, TreeRoot};
+use gpurun::summary::Totals;
 use gpurun::windowing::{Fold, FoldSettings};
 
 thread_local! {
     /// Of this thread: tests of one program run side by side, and the runner allocates beside them.
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+    static LIVE: Cell<isize> = const { Cell::new(0) };
 }
 
 /// One more allocation of this thread.
 fn count() {
     ALLOCATIONS.with(|allocations| allocations.set(allocations.get() + 1));
+}
+
+/// Bytes that this thread has taken and not given back.
+fn live() -> isize {
+    LIVE.with(Cell::get)
+}
+
+fn take(bytes: usize) {
+    LIVE.with(|live| live.set(live.get() + bytes.cast_signed()));
+}
+
+fn give_back(bytes: usize) {
+    LIVE.with(|live| live.set(live.get() - bytes.cast_signed()));
 }
 
 struct Counting;
@@ -37,17 +53,21 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
+        take(layout.size());
         // SAFETY: as the caller promised.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        give_back(layout.size());
         // SAFETY: as the caller promised.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
+        give_back(layout.size());
+        take(size);
         // SAFETY: as the caller promised.
         unsafe { System.realloc(pointer, layout, size) }
     }
@@ -197,4 +217,69 @@ fn the_fold() {
     assert!(
         collected.rows.iter().all(|row| u64::from(row.stats.samples) >= SAMPLES && row.stats.missing == 0)
     );
+}
+
+/// 10,000 windows of 100 series, a tag and a scalar of the job in each, and processes that come and go: what is kept is the
+/// same after the last as after the thousandth.
+#[test]
+fn memory_is_flat_over_windows() {
+    const SECOND: u64 = 1_000_000_000;
+    let settings = FoldSettings {
+        window: Duration::from_secs(1),
+        root_tag: Arc::from("run"),
+        rank: None,
+        every_n_steps: 50,
+        slack: Duration::from_millis(300),
+    };
+    let mut fold = Fold::new(settings, Mono(0));
+    let mut totals = Totals::new(Mono(0));
+    let info = |metric| {
+        Arc::new(SeriesInfo {
+            metric,
+            label: None,
+            device: None,
+            process: None,
+            pace: Duration::from_secs(1),
+        })
+    };
+    for number in 0..100 {
+        let metric = if number % 2 == 0 { MetricId::HostMemoryUsed } else { MetricId::HostDiskRead };
+        fold.open_series(SeriesId(number), info(metric));
+    }
+    let mut sample = Sample::default();
+    let mut out = Vec::new();
+    let (mut windows, mut at_first) = (0_u64, 0);
+    for second in 0..10_100 {
+        let now = Mono(second * SECOND);
+        sample.clear(now);
+        for number in 0..100 {
+            sample.push(SeriesId(number), Reading::Value(second as f64));
+        }
+        let mark = |op| Mark { stack: Fold::OWN, at: now, op };
+        fold.mark(mark(MarkOp::Begin { tag: Arc::from("batch") })).unwrap();
+        let values = vec![(Arc::from("loss"), 0.5)];
+        fold.mark(mark(MarkOp::Log { step: None, values })).unwrap();
+        fold.mark(mark(MarkOp::End { tag: None })).unwrap();
+        // A process that lives for one sample.
+        let process = SeriesId(100);
+        fold.open_series(process, info(MetricId::ProcessMemoryRss));
+        sample.push(process, Reading::Value(1.0));
+        fold.sample(&sample);
+        fold.close_series(process, now);
+        fold.advance(ClockPair { mono: now, wall: Wall(0) }, &mut out);
+        // Its number is free again before the next one takes it.
+        while fold.freed().count() == 0 {
+            fold.advance(ClockPair { mono: Mono(now.0 + SECOND / 2), wall: Wall(0) }, &mut out);
+        }
+        for batch in out.drain(..) {
+            windows += u64::from(batch.kind == RowKind::Window);
+            totals.add(&batch);
+        }
+        if second == 1000 {
+            at_first = live();
+        }
+    }
+    assert!(windows >= 10_000);
+    let grown = live() - at_first;
+    assert!(grown.abs() < 4096, "{grown} bytes more are kept after {windows} windows");
 }
