@@ -266,7 +266,7 @@ impl Sampler {
                 }
             }
         }
-        self.tree.refresh();
+        self.tree.refresh(self.host.forks());
         self.sample_job(out);
         self.sample_pss(now, out);
         self.attribute(gpu, out);

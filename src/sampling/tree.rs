@@ -229,6 +229,10 @@ pub struct Tree {
     totals: TreeTotals,
     pass: u64,
     unkept_threads: usize,
+    /// The host's count of forks before the last whole walk.
+    walked_at: Option<u64>,
+    /// Something of the tree ended: the next pass walks whatever the count says.
+    unsettled: bool,
     seconds_per_tick: f64,
     page_bytes: u64,
     notices: Vec<Notice>,
@@ -279,6 +283,8 @@ impl Tree {
             totals: TreeTotals::default(),
             pass: 0,
             unkept_threads: 0,
+            walked_at: None,
+            unsettled: false,
             seconds_per_tick: 1.0 / own::ticks_per_second(),
             page_bytes: own::page_bytes(),
             notices: Vec::new(),
@@ -392,15 +398,28 @@ impl Tree {
         self.written.reaped(written);
         self.io_seen = true;
         self.reaped_any = true;
+        self.unsettled = true;
         self.reaped_peak = self.reaped_peak.max(usage.max_rss_kib.saturating_mul(1024));
     }
 
     /// Reads the whole tree once.
-    pub fn refresh(&mut self) {
+    ///
+    /// `forks` is the host's count of processes and threads made since boot, read before this call. Where it
+    /// has not moved since before the last whole walk, there are no children that the walk did not see, and
+    /// the files that name them are left alone.
+    pub fn refresh(&mut self, forks: Option<u64>) {
         self.pass += 1;
         self.sweep();
+        let settled = forks.is_some() && forks == self.walked_at && self.unkept_threads == 0;
+        // Who ends in the middle of a walk may leave children to one whose own were read before.
+        let quiet = settled && !self.unsettled;
+        if !quiet {
+            self.walked_at = forks;
+        }
+        self.unsettled = false;
         if let TreeRoot::ChildrenOfSelf { .. } = self.root
             && self.scan.is_none()
+            && !quiet
         {
             self.found.clear();
             let own = TaskSource { pid: self.self_pid, files: &self.own_tasks, many: true };
@@ -421,10 +440,11 @@ impl Tree {
             self.add_found();
         }
         let unkept = std::mem::take(&mut self.unkept_threads);
+        let walks = self.scan.is_none() && self.root != TreeRoot::GpuProcesses && !quiet;
         let mut place = 0;
         while place < self.nodes.len() {
             self.read(place);
-            if self.scan.is_none() && self.root != TreeRoot::GpuProcesses && !self.nodes[place].gone {
+            if walks && !self.nodes[place].gone {
                 self.found.clear();
                 let node = &mut self.nodes[place];
                 if node.threads > 1 && node.files.task.is_none() {
@@ -568,7 +588,10 @@ impl Tree {
             node.comm[..name.len()].copy_from_slice(name);
         }
         node.ppid = stat.ppid;
-        node.zombie = matches!(stat.state, b'Z' | b'X');
+        let zombie = matches!(stat.state, b'Z' | b'X');
+        // A thread that ends hands its children to another one, a process to gpurun.
+        self.unsettled |= (zombie && !node.zombie) || stat.threads < node.threads;
+        node.zombie = zombie;
         node.threads = stat.threads;
         let own = stat.own_ticks as f64 * self.seconds_per_tick;
         let children = stat.children_ticks as f64 * self.seconds_per_tick;
@@ -642,6 +665,7 @@ impl Tree {
     /// A process is no longer there: decides where what it used has gone.
     fn end(&mut self, place: usize) {
         let (pid, ppid, reaped) = {
+            self.unsettled = true;
             let node = &mut self.nodes[place];
             node.gone = true;
             node.peak_news = None;

@@ -256,6 +256,58 @@ fn the_tree_has_children_of_every_thread_and_adopted_orphans() {
     assert_eq!(value(&watch.sample(None), "job/processes (count)"), 3.0);
 }
 
+/// The files that name children are read when the host has made a process since the last walk, or when
+/// something of the tree has ended, which may hand children on behind a walk's back; else they are left alone.
+#[test]
+fn the_walk_rests_while_the_host_makes_no_process() {
+    let fake = FakeProc::new();
+    let forks =
+        |count: u32| fake.write("stat", &format!("cpu  1 0 0 9\ncpu0 1\nbtime 3\nprocesses {count}\n"));
+    let processes = |watch: &mut Watch| value(&watch.sample(None), "job/processes (count)");
+    forks(100);
+    fake.put(&Fake::new(10, GPURUN));
+    fake.put(&Fake::new(20, 10));
+    fake.children(GPURUN, GPURUN, &[10]);
+    fake.children(10, 10, &[20]);
+    let mut watch = Watch::job(&fake);
+    assert_eq!(processes(&mut watch), 2.0);
+    // Nobody can have a new child: this list is not read, which only a lie shows.
+    fake.put(&Fake::new(30, 20));
+    fake.children(20, 20, &[30]);
+    assert_eq!(processes(&mut watch), 2.0);
+    forks(101);
+    assert_eq!(processes(&mut watch), 3.0);
+    // An orphan changes hands without a fork: the end of its parent is seen, then it is looked for.
+    fake.put(&Fake::new(40, GPURUN));
+    fake.children(GPURUN, GPURUN, &[10, 40]);
+    fake.children(20, 20, &[]);
+    fake.remove(30);
+    assert_eq!(processes(&mut watch), 2.0);
+    assert_eq!(processes(&mut watch), 3.0);
+}
+
+/// A thread that ends hands its children to another thread of its process.
+#[test]
+fn the_end_of_a_thread_wakes_the_walk() {
+    let fake = FakeProc::new();
+    fake.write("stat", "cpu  1 0 0 9\ncpu0 1\nbtime 3\nprocesses 7\n");
+    fake.put(&Fake { threads: vec![11], ..Fake::new(10, GPURUN) });
+    fake.children(GPURUN, GPURUN, &[10]);
+    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
+    settings.descriptors = Some(64);
+    let mut watch = Watch::new(settings);
+    let mut processes = || value(&watch.sample(None), "job/processes (count)");
+    for _ in 0..2 {
+        assert_eq!(processes(), 1.0);
+    }
+    fake.put(&Fake::new(50, 10));
+    fake.children(10, 10, &[50]);
+    assert_eq!(processes(), 1.0, "it rests");
+    fake.put(&Fake::new(10, GPURUN));
+    assert_eq!(processes(), 1.0);
+    assert_eq!(processes(), 2.0);
+}
+
 #[test]
 fn a_reused_pid_is_another_process() {
     let fake = FakeProc::new();

@@ -150,6 +150,8 @@ pub struct CpuTimes {
     pub busy: u64,
     /// CPUs that are online.
     pub cpus: u32,
+    /// Processes and threads made since boot, on the whole host.
+    pub forks: Option<u64>,
 }
 
 /// Parses the CPU lines of `/proc/stat`.
@@ -170,7 +172,8 @@ pub fn cpu_times(text: &[u8]) -> Option<CpuTimes> {
         return None;
     }
     let cpus = all.take_while(|line| line.starts_with(b"cpu")).count();
-    Some(CpuTimes { busy, cpus: u32::try_from(cpus).ok().filter(|n| *n > 0)? })
+    let forks = labelled(text, b"processes");
+    Some(CpuTimes { busy, cpus: u32::try_from(cpus).ok().filter(|n| *n > 0)?, forks })
 }
 
 /// What gpurun uses of `/proc/meminfo`, in bytes.
@@ -356,8 +359,10 @@ mod tests {
     fn cpu_lines_leave_idle_iowait_and_guest_out() {
         let text =
             b"cpu  10 20 30 400 50 6 7 8 9 9\ncpu0 1 1 1 1 1 1 1 1 0 0\ncpu1 1 1 1 1 1 1 1 1 0 0\nintr 5\n";
-        assert_eq!(cpu_times(text), Some(CpuTimes { busy: 10 + 20 + 30 + 6 + 7 + 8, cpus: 2 }));
+        assert_eq!(cpu_times(text), Some(CpuTimes { busy: 10 + 20 + 30 + 6 + 7 + 8, cpus: 2, forks: None }));
         assert_eq!(cpu_times(b"cpu  1 2\n"), None);
+        let text = b"cpu  1 0 0 9\ncpu0 1\nintr 5 0 7\nctxt 9\nbtime 3\nprocesses 4711\nprocs_running 1\n";
+        assert_eq!(cpu_times(text).unwrap().forks, Some(4711));
     }
 
     #[test]
