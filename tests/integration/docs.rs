@@ -27,6 +27,9 @@ const FOREIGN: &[&str] = &[
     "--batches",
     "--seconds",
     "--show",
+    // benches/compare
+    "--quick",
+    "--bench",
     // torchrun, Slurm, Docker, TensorBoard
     "--nproc-per-node",
     "--nnodes",
