@@ -706,7 +706,8 @@ fn gpurun_that_logs(dir: &Path, job: &str) -> std::process::Command {
 }
 
 /// A job that says its pid, waits for the file `stop`, and exits 7.
-const PATIENT: &str = "echo $$ >pid.tmp; mv pid.tmp pid; while [ ! -e stop ]; do sleep 0.02; done; exit 7";
+const PATIENT: &str =
+    "echo $$ >pid.tmp; mv pid.tmp pid; while [ -e pid ] && [ ! -e stop ]; do sleep 0.02; done; exit 7";
 
 #[test]
 fn after_kill_9_recover_finishes_what_gpurun_wrote_and_the_job_lives_on() {
@@ -751,7 +752,7 @@ fn a_full_disk_is_said_and_the_jobs_status_stays() {
     let Some(disk) = SmallDisk::mount("64k") else { return };
     let dir = disk.dir.path();
     // The pid file has no room either: the job only waits.
-    let job = "while [ ! -e \"$STOP\" ]; do sleep 0.02; done; exit 7";
+    let job = "while [ -d \"${STOP%/*}\" ] && [ ! -e \"$STOP\" ]; do sleep 0.02; done; exit 7";
     let elsewhere = tempfile::tempdir().unwrap();
     let stop = elsewhere.path().join("stop");
     let mut gpurun =
