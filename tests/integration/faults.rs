@@ -342,3 +342,46 @@ fn the_time_in_which_a_stop_key_held_the_job_belongs_to_no_window() {
     let logged: f64 = windows.map(|row| row[seconds].parse::<f64>().unwrap()).sum();
     assert!(logged > 0.0 && logged <= (wall - held).as_secs_f64(), "{logged} s of {wall:?} less {held:?}");
 }
+
+/// Puts `CLOCK_REALTIME` of the program it is loaded into an hour on or back while a file is there.
+const WALL_CLOCK: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t clock, struct timespec *t) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(clock, t);
+    if (clock == CLOCK_REALTIME && !access(getenv("AHEAD"), F_OK)) t->tv_sec += 3600;
+    if (clock == CLOCK_REALTIME && !access(getenv("BEHIND"), F_OK)) t->tv_sec -= 3600;
+    return result;
+}
+"#;
+
+#[test]
+fn a_wall_clock_that_is_set_moves_labels_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    fs::write(path("clock.c"), WALL_CLOCK).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).args([path("clock.so"), path("clock.c")]).arg("-ldl");
+    assert!(compiler.status().unwrap().success());
+    // The job sets the clock after windows that it has seen in the log.
+    let script = "seen() { until [ $(grep -c ,load_average_1m, x.csv) -ge $1 ]; do sleep 0.01; done; }
+        seen 2; touch ahead; seen 5; rm ahead; touch behind; seen 8; rm behind; seen 10; exit 9";
+    let mut command =
+        gpurun(dir.path(), &["-q", "--interval", "50ms", "--window", "200ms", "--log", "x.csv"]);
+    command.env("LD_PRELOAD", path("clock.so")).env("AHEAD", path("ahead")).env("BEHIND", path("behind"));
+    command.current_dir(dir.path());
+    let output = with_job(command, &["env", "-u", "LD_PRELOAD", "sh", "-c", script]);
+    assert_eq!(output.status.code(), Some(9), "{}", said(&output));
+    let text = fs::read_to_string(path("x.csv")).unwrap();
+    let rows: Vec<Vec<&str>> =
+        text.lines().filter(|l| l.contains(",load_average_1m,")).map(|l| l.split(',').collect()).collect();
+    let (last, whole) = rows.split_last().unwrap();
+    assert!(whole.iter().all(|row| row[1] == "0.2"), "every window has its length: {text}");
+    assert!(last[1].parse::<f64>().unwrap() <= 0.2);
+    assert!(rows.windows(2).any(|pair| pair[0][0] > pair[1][0]), "labels follow the wall clock");
+}
