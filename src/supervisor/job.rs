@@ -75,9 +75,9 @@ fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Resul
     // A wait for GPUs can be ended like any program; from here on signals belong to the job.
     // Where nothing is asked of the driver nothing can take long, and no thread is made for it.
     let mut picked = if Picked::may_take_long(args) {
-        hold.released(|| Picked::for_job(args))?
+        hold.released(|| Picked::for_job(args, notices))?
     } else {
-        Picked::for_job(args)?
+        Picked::for_job(args, notices)?
     };
 
     let inbox = Inbox::new();

@@ -18,6 +18,7 @@ use crate::selection::visible;
 use super::choose::{self, ChooseError, Screen, Surroundings, VISIBLE_VARIABLE};
 use super::driver::{self, Driver, DriverError, Limits};
 use super::job::Refusal;
+use super::notice::Notices;
 use super::watched::Watched;
 
 /// How long a job without a wish for GPUs waits for the driver, where CUDA's own order must be known.
@@ -41,10 +42,10 @@ impl Picked {
     }
 
     /// Chooses and holds what the options ask for; without any, the environment stays as it is.
-    pub fn for_job(args: &RunArgs) -> Result<Self, Refusal> {
+    pub fn for_job(args: &RunArgs, notices: &Notices) -> Result<Self, Refusal> {
         let surroundings = Surroundings::from_environment();
         if !args.selection.any() {
-            return Self::as_it_is(args, surroundings);
+            return Ok(Self::as_it_is(args, surroundings, notices));
         }
         let settings = args
             .selection
@@ -92,15 +93,15 @@ impl Picked {
     /// Nothing is chosen. The driver is opened after the job has started, except where the numbers of
     /// `CUDA_VISIBLE_DEVICES` may count in CUDA's own order: then CUDA is asked, in a child that must
     /// not be taken for one of the job's.
-    fn as_it_is(args: &RunArgs, surroundings: Surroundings) -> Result<Self, Refusal> {
+    fn as_it_is(args: &RunArgs, surroundings: Surroundings, notices: &Notices) -> Self {
         let mut picked = Self { surroundings, known: None, free: Vec::new(), env: Vec::new(), lease: None };
         if !order_matters(&picked.surroundings) {
-            return Ok(picked);
+            return picked;
         }
         // A driver that hangs holds up nobody's job for long: its devices are then counted as NVML does.
         let limits = Limits::short(ORDER_PATIENCE);
         let Ok(mut driver) = Driver::open(args.common.library(), limits, &mut |_| {}) else {
-            return Ok(picked);
+            return picked;
         };
         let mut probe =
             |request: &ProbeRequest| driver.probe(request, &mut |_| {}).map_err(|error| error.to_string());
@@ -109,14 +110,11 @@ impl Picked {
             && let Some(nvml) = driver.into_nvml()
         {
             picked.known = Some((nvml, devices));
-            if !args.common.quiet {
-                let mut stderr = NonBlockingStderr::new();
-                for note in notes {
-                    let _ = std::io::Write::write_all(&mut stderr, format!("gpurun: {note}\n").as_bytes());
-                }
+            for note in notes {
+                notices.say(&note);
             }
         }
-        Ok(picked)
+        picked
     }
 
     /// Variables that the job gets beside its environment.

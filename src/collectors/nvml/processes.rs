@@ -102,21 +102,23 @@ pub struct ProcessBuffer {
     kept: Vec<UtilizationSample>,
 }
 
+/// Room for a sample that the driver fills.
+const BLANK_SAMPLE: sys::nvmlProcessUtilizationSample_t = sys::nvmlProcessUtilizationSample_t {
+    pid: 0,
+    timeStamp: 0,
+    smUtil: 0,
+    memUtil: 0,
+    encUtil: 0,
+    decUtil: 0,
+};
+
 impl Default for ProcessBuffer {
     fn default() -> Self {
-        let blank = sys::nvmlProcessUtilizationSample_t {
-            pid: 0,
-            timeStamp: 0,
-            smUtil: 0,
-            memUtil: 0,
-            encUtil: 0,
-            decUtil: 0,
-        };
         Self {
             raw: vec![BLANK; 64 * ROOM / 8],
             one: Vec::with_capacity(64),
             merged: Vec::with_capacity(64),
-            samples: vec![blank; 128],
+            samples: vec![BLANK_SAMPLE; 128],
             kept: Vec::with_capacity(128),
         }
     }
@@ -317,15 +319,7 @@ impl Nvml {
                 Err(fault) if fault.is(sys::nvmlReturn_enum_NVML_ERROR_NOT_FOUND) => return Ok(&buffer.kept),
                 Err(fault) if fault.is(sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE) => {
                     let wanted = (count as usize).max(buffer.samples.len()).saturating_add(64).min(1 << 16);
-                    let blank = sys::nvmlProcessUtilizationSample_t {
-                        pid: 0,
-                        timeStamp: 0,
-                        smUtil: 0,
-                        memUtil: 0,
-                        encUtil: 0,
-                        decUtil: 0,
-                    };
-                    buffer.samples.resize(wanted, blank);
+                    buffer.samples.resize(wanted, BLANK_SAMPLE);
                 }
                 Err(fault) => return Err(fault),
             }
