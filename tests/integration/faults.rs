@@ -140,12 +140,12 @@ fn a_full_disk_loses_rows_not_the_job_and_a_quiet_run_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let (disk, copy) = (dir.path().join("disk"), dir.path().join("copy.csv"));
     fs::create_dir(&disk).unwrap();
-    // The disk is full before gpurun comes, but for a page or two.
+    // The disk is full before gpurun comes, but for a page or two; ten windows do not fit.
     let script = "mount -t tmpfs -o size=64k none $1 || exit 99
         head -c 53248 /dev/zero > $1/filler
         $3 -q --interval 20ms --window 40ms --processes all \
             --log $1/m.csv --log $1/m.parquet --log tensorboard:$1/tb \
-            -- sh -c 'until ! echo x > '$1'/probe && [ ! -s '$1'/probe ]; do sleep 0.05; done 2> /dev/null; echo out; exit 5'
+            -- sh -c 'until '$3' status $PPID --json | grep -Eq \"\\\"window\\\": *[1-9][0-9]\"; do sleep 0.05; done; echo out; exit 5'
         status=$?
         cp $1/m.csv $2
         exit $status";
