@@ -50,6 +50,11 @@ impl Account {
         self.read_once = true;
     }
 
+    /// Whether another read of the same amounts would change nothing.
+    pub fn is_settled(&self) -> bool {
+        self.pending == 0.0 && self.credit == 0.0
+    }
+
     /// Own use plus that of waited children, as last read.
     pub fn total(&self) -> f64 {
         self.total

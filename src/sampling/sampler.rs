@@ -164,7 +164,9 @@ impl Sampler {
             let limit = own::descriptor_limit();
             limit.saturating_sub(256).max(limit / 2).min(16_384)
         });
-        let tree = Tree::new(&settings.proc_root, settings.root.clone(), descriptors)?;
+        let mut tree = Tree::new(&settings.proc_root, settings.root.clone(), descriptors)?;
+        let passes = settings.rest.as_nanos() / settings.interval.as_nanos().max(1);
+        tree.rest(u32::try_from(passes).unwrap_or(u32::MAX));
         let ticks_per_second = own::ticks_per_second();
         let host = HostReader::new(&settings.proc_root, &settings.cgroup_root, ticks_per_second);
         let mut sampler = Self {
@@ -245,6 +247,19 @@ impl Sampler {
         out: &mut Sample,
         changes: &mut Vec<SeriesChange>,
     ) {
+        self.sample_beside(now, due, || gpu, out, changes);
+    }
+
+    /// As [`Sampler::sample`], for a frame that is still on its way: `gpu` waits for it, and is asked once what can be
+    /// read without it has been.
+    pub fn sample_beside<'f>(
+        &mut self,
+        now: Mono,
+        due: Due,
+        gpu: impl FnOnce() -> Option<&'f GpuFrame>,
+        out: &mut Sample,
+        changes: &mut Vec<SeriesChange>,
+    ) {
         let start = clock::monotonic();
         out.clear(now);
         if due.late * 2 > self.settings.interval {
@@ -254,6 +269,13 @@ impl Sampler {
 
         let (host, whole) = (&mut self.host, &self.whole);
         host.read(now, |id| whole.get(id).is_some(), |id, reading| whole.push(id, reading, out));
+        let lists_make_the_tree = self.settings.root == TreeRoot::GpuProcesses;
+        if !lists_make_the_tree {
+            self.tree.refresh(self.host.forks());
+        }
+        let waiting = clock::monotonic();
+        let gpu = gpu();
+        let waited = clock::monotonic().since(waiting);
         self.sample_gpus(gpu, out, changes);
         self.learn_pids(gpu);
         if let (TreeRoot::GpuProcesses, Some(frame)) = (&self.settings.root, gpu)
@@ -266,12 +288,14 @@ impl Sampler {
                 }
             }
         }
-        self.tree.refresh(self.host.forks());
+        if lists_make_the_tree {
+            self.tree.refresh(self.host.forks());
+        }
         self.sample_job(out);
         self.sample_pss(now, out);
         self.attribute(gpu, out);
         self.sample_processes(gpu, out, changes);
-        self.sample_own(start, out);
+        self.sample_own(start + waited, out);
     }
 
     fn open(

@@ -44,6 +44,9 @@ pub struct Node {
     gone: bool,
     reaped: bool,
     heir: Heir,
+    rest: Rest,
+    /// It had no children when they were last looked for, which was after its last read.
+    childless: bool,
     files: Files,
     tasks: Vec<Task>,
     task_turn: usize,
@@ -60,6 +63,49 @@ enum IoState {
     Denied,
 }
 
+/// Whether a process can be known not to have run since it was last read: then nothing of it has changed, and one
+/// short read stands for three long ones.
+///
+/// `/proc/PID/schedstat` counts how often the first thread got a CPU and for how long. It speaks for the whole
+/// process where that is the only thread, and for all the time since the read where the thread was off its CPU then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    /// It has run lately, has several threads, or is new.
+    Awake,
+    /// It did not seem to run between its last two reads: from now on the count is read before the rest.
+    Drowsy,
+    /// It was off its CPU when it was last read, and the count was this before that.
+    Asleep {
+        count: SchedCount,
+        /// Passes since that read.
+        passes: u32,
+    },
+    /// The kernel does not count (`0 0 0`), or has no such file.
+    Unknown,
+}
+
+/// Text of `/proc/PID/schedstat`: nanoseconds on a CPU, nanoseconds of waiting for one, times it got one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SchedCount {
+    text: [u8; Self::CAPACITY],
+    length: usize,
+}
+
+impl SchedCount {
+    /// Three numbers of 64 bits, two blanks and a line feed.
+    const CAPACITY: usize = 64;
+
+    /// `None` where the text is no count: a process that was started has run.
+    fn of(text: &[u8]) -> Option<Self> {
+        let counts = !text.is_empty() && text.len() <= Self::CAPACITY && text != b"0 0 0\n";
+        counts.then(|| {
+            let mut count = Self { text: [0; Self::CAPACITY], length: text.len() };
+            count.text[..text.len()].copy_from_slice(text);
+            count
+        })
+    }
+}
+
 /// Kept descriptors of one process; all are `None` when the budget is spent, and each read then opens its file.
 #[derive(Debug, Default)]
 struct Files {
@@ -67,6 +113,7 @@ struct Files {
     statm: Option<KernelFile>,
     io: Option<KernelFile>,
     status: Option<KernelFile>,
+    sched: Option<KernelFile>,
     children: Option<KernelFile>,
     task: Option<Dir>,
     held: usize,
@@ -233,6 +280,8 @@ pub struct Tree {
     walked_at: Option<u64>,
     /// Something of the tree ended: the next pass walks whatever the count says.
     unsettled: bool,
+    /// A process that does not run is read all the same after so many passes.
+    rest_passes: u32,
     seconds_per_tick: f64,
     page_bytes: u64,
     notices: Vec<Notice>,
@@ -285,6 +334,7 @@ impl Tree {
             unkept_threads: 0,
             walked_at: None,
             unsettled: false,
+            rest_passes: 0,
             seconds_per_tick: 1.0 / own::ticks_per_second(),
             page_bytes: own::page_bytes(),
             notices: Vec::new(),
@@ -342,6 +392,12 @@ impl Tree {
             at = ppid;
         }
         false
+    }
+
+    /// Lets a process that has not run since it was read go unread for at most so many passes. What others may do
+    /// to it meanwhile (memory that the kernel takes away) is seen then. Before this call every pass reads all.
+    pub fn rest(&mut self, passes: u32) {
+        self.rest_passes = passes;
     }
 
     /// The processes, parents before children; those that ended in the last pass included.
@@ -412,11 +468,11 @@ impl Tree {
         self.sweep();
         let settled = forks.is_some() && forks == self.walked_at && self.unkept_threads == 0;
         // Who ends in the middle of a walk may leave children to one whose own were read before.
-        let quiet = settled && !self.unsettled;
+        let unsettled = std::mem::take(&mut self.unsettled);
+        let quiet = settled && !unsettled;
         if !quiet {
             self.walked_at = forks;
         }
-        self.unsettled = false;
         if let TreeRoot::ChildrenOfSelf { .. } = self.root
             && self.scan.is_none()
             && !quiet
@@ -443,10 +499,12 @@ impl Tree {
         let walks = self.scan.is_none() && self.root != TreeRoot::GpuProcesses && !quiet;
         let mut place = 0;
         while place < self.nodes.len() {
-            self.read(place);
-            if walks && !self.nodes[place].gone {
+            let rests = self.read(place);
+            let node = &mut self.nodes[place];
+            // Who does not run makes no children. It may be given those of its descendants, if it has any.
+            node.childless &= rests && !unsettled;
+            if walks && !node.gone && !node.childless {
                 self.found.clear();
-                let node = &mut self.nodes[place];
                 if node.threads > 1 && node.files.task.is_none() {
                     let task = StackPath::of_process(node.key.pid, "task");
                     node.files.task = self.budget.keep(&mut node.files.held, self.proc.dir(&task));
@@ -465,6 +523,7 @@ impl Tree {
                         found: &mut self.found,
                     },
                 );
+                node.childless = self.found.is_empty();
                 self.add_found();
             }
             place += 1;
@@ -556,6 +615,8 @@ impl Tree {
             gone: false,
             reaped: false,
             heir: Heir::Retired,
+            rest: Rest::Awake,
+            childless: false,
             files,
             tasks: Vec::new(),
             task_turn: 0,
@@ -564,21 +625,57 @@ impl Tree {
         });
     }
 
-    fn read(&mut self, place: usize) {
+    /// The count of [`Rest`], and whether it is what it was when the process was last read, so that nothing of it
+    /// has changed.
+    fn look_at_rest(&mut self, place: usize) -> (Option<SchedCount>, bool) {
+        let node = &mut self.nodes[place];
+        if matches!(node.rest, Rest::Awake | Rest::Unknown) || self.rest_passes == 0 {
+            return (None, false);
+        }
+        if node.files.sched.is_none() {
+            let path = StackPath::of_process(node.key.pid, "schedstat");
+            node.files.sched = self.budget.keep(&mut node.files.held, self.proc.file(&path));
+        }
+        // Without a kept descriptor the open would cost more than it saves.
+        let Some(file) = &node.files.sched else { return (None, false) };
+        let Some(count) = file.read(&mut self.buffer).ok().and_then(SchedCount::of) else {
+            node.rest = Rest::Unknown;
+            return (None, false);
+        };
+        let settled = node.cpu.is_settled() && node.read.is_settled() && node.written.is_settled();
+        match &mut node.rest {
+            Rest::Asleep { count: known, passes }
+                if *known == count && *passes < self.rest_passes && settled =>
+            {
+                *passes += 1;
+                (Some(count), true)
+            }
+            _ => (Some(count), false),
+        }
+    }
+
+    /// Reads one process; says whether it rests, so that what was known of it stands.
+    fn read(&mut self, place: usize) -> bool {
+        let (count, rests) = self.look_at_rest(place);
         let node = &mut self.nodes[place];
         node.peak_news = None;
+        if rests {
+            node.comm_changed = false;
+            node.reads += 1;
+            return true;
+        }
         let pid = node.key.pid;
         let at = |name: &str| StackPath::of_process(pid, name);
-        let text = read_kept(node.files.stat.as_ref(), &self.proc, &at("stat"), &mut self.buffer);
+        let text = read_kept(node.files.stat.as_ref(), &self.proc, || at("stat"), &mut self.buffer);
         let stat = match text {
             Ok(text) => parse::stat(text).filter(|stat| stat.start_ticks == node.key.start_ticks),
             // No descriptor left is our trouble, not the end of the process: last values stay.
-            Err(FileError::NoDescriptor) => return,
+            Err(FileError::NoDescriptor) => return false,
             Err(_) => None,
         };
         let Some(stat) = stat else {
             self.end(place);
-            return;
+            return false;
         };
         let known_name = &node.comm[..node.comm_length];
         let name = &stat.comm[..stat.comm.len().min(COMM_CAPACITY)];
@@ -590,10 +687,20 @@ impl Tree {
         node.ppid = stat.ppid;
         let zombie = matches!(stat.state, b'Z' | b'X');
         // A thread that ends hands its children to another one, a process to gpurun.
-        self.unsettled |= (zombie && !node.zombie) || stat.threads < node.threads;
+        let hands_over = zombie && !node.zombie;
+        self.unsettled |= hands_over || stat.threads < node.threads;
         node.zombie = zombie;
         node.threads = stat.threads;
         let own = stat.own_ticks as f64 * self.seconds_per_tick;
+        let still = node.faults == Some(stat.faults) && own <= node.own_seconds;
+        node.rest = match (node.rest, count) {
+            (Rest::Unknown, _) => Rest::Unknown,
+            // On a CPU or waiting for one: the count does not tell what it does until it leaves it.
+            _ if stat.threads != 1 || zombie || stat.state == b'R' => Rest::Awake,
+            (_, Some(count)) if still => Rest::Asleep { count, passes: 0 },
+            (_, None) if still => Rest::Drowsy,
+            _ => Rest::Awake,
+        };
         let children = stat.children_ticks as f64 * self.seconds_per_tick;
         node.own_seconds = node.own_seconds.max(own);
         if self.root == TreeRoot::GpuProcesses {
@@ -610,7 +717,7 @@ impl Tree {
         if node.zombie {
             node.rss = Some(0);
         } else {
-            let statm = read_kept(node.files.statm.as_ref(), &self.proc, &at("statm"), &mut self.buffer);
+            let statm = read_kept(node.files.statm.as_ref(), &self.proc, || at("statm"), &mut self.buffer);
             node.rss = statm.ok().and_then(parse::statm_resident).map(|pages| pages * self.page_bytes);
             // Resident memory cannot have risen without a page fault.
             if faulted {
@@ -618,7 +725,7 @@ impl Tree {
                     node.files.status = self.budget.keep(&mut node.files.held, self.proc.file(&at("status")));
                 }
                 let status =
-                    read_kept(node.files.status.as_ref(), &self.proc, &at("status"), &mut self.buffer);
+                    read_kept(node.files.status.as_ref(), &self.proc, || at("status"), &mut self.buffer);
                 if let Some(peak) = status.ok().and_then(parse::status_peak) {
                     let since_start = first && !node.history;
                     if (since_start || node.peak_known.is_some_and(|known| peak > known))
@@ -632,7 +739,7 @@ impl Tree {
             }
         }
         if node.io != IoState::Denied {
-            match read_kept(node.files.io.as_ref(), &self.proc, &at("io"), &mut self.buffer) {
+            match read_kept(node.files.io.as_ref(), &self.proc, || at("io"), &mut self.buffer) {
                 Ok(text) => {
                     if let Some(io) = parse::io(text) {
                         let net = io.written.saturating_sub(io.cancelled) as f64;
@@ -660,6 +767,19 @@ impl Tree {
             self.read.exclude(node.read.total());
             self.written.exclude(node.written.total());
         }
+        if hands_over {
+            self.wake_children(pid);
+        }
+        false
+    }
+
+    /// Children of a process that ends get another parent without running themselves.
+    fn wake_children(&mut self, pid: i32) {
+        for child in self.nodes.iter_mut().filter(|node| node.ppid == pid) {
+            if matches!(child.rest, Rest::Asleep { .. }) {
+                child.rest = Rest::Drowsy;
+            }
+        }
     }
 
     /// A process is no longer there: decides where what it used has gone.
@@ -671,6 +791,7 @@ impl Tree {
             node.peak_news = None;
             (node.key.pid, node.ppid, node.reaped)
         };
+        self.wake_children(pid);
         let parent = self.by_pid.get(&ppid).copied().filter(|parent| *parent < place);
         let launched = matches!(self.root, TreeRoot::ChildrenOfSelf { .. });
         let heir = match parent {
@@ -800,12 +921,12 @@ impl Tree {
 fn read_kept<'b>(
     kept: Option<&KernelFile>,
     proc: &Dir,
-    path: &StackPath,
+    path: impl FnOnce() -> StackPath,
     buffer: &'b mut Buffer,
 ) -> Result<&'b [u8], FileError> {
     match kept {
         Some(file) => file.read(buffer),
-        None => proc.file(path)?.read(buffer),
+        None => proc.file(&path())?.read(buffer),
     }
 }
 
@@ -833,7 +954,7 @@ impl TaskSource<'_> {
     fn children(&self, proc: &Dir, tasks: &mut Vec<Task>, turn: &mut usize, reading: Reading<'_>) -> usize {
         let Reading { pass, budget, unkept, buffer, names, found } = reading;
         let path = |tid| StackPath::children(self.pid, tid);
-        if let Ok(text) = read_kept(self.files.children.as_ref(), proc, &path(self.pid), buffer) {
+        if let Ok(text) = read_kept(self.files.children.as_ref(), proc, || path(self.pid), buffer) {
             found.extend(parse::children(text));
         }
         if !self.many {
@@ -884,7 +1005,7 @@ impl TaskSource<'_> {
                 }
             }
             let before = found.len();
-            if let Ok(text) = read_kept(task.children.as_ref(), proc, &path(task.tid), buffer) {
+            if let Ok(text) = read_kept(task.children.as_ref(), proc, || path(task.tid), buffer) {
                 found.extend(parse::children(text));
             }
             task.fertile = found.len() > before;

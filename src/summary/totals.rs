@@ -87,8 +87,12 @@ fn fold(old: Option<f64>, new: Option<f64>, pick: fn(f64, f64) -> f64) -> Option
 #[derive(Clone, Debug)]
 pub struct Totals {
     start: Mono,
-    series: HashMap<Key, SeriesTotal>,
-    order: Vec<Key>,
+    /// In order of first sight.
+    series: Vec<SeriesTotal>,
+    places: HashMap<Key, usize>,
+    /// The series of each row of the last window with its place: the next window has mostly the same rows, and
+    /// to hash a key costs more than to add a row.
+    last_rows: Vec<(Arc<SeriesInfo>, usize)>,
     process_series: usize,
     /// Periodic windows so far.
     pub windows: u64,
@@ -114,8 +118,9 @@ impl Totals {
     pub fn new(start: Mono) -> Self {
         Self {
             start,
-            series: HashMap::new(),
-            order: Vec::new(),
+            series: Vec::new(),
+            places: HashMap::new(),
+            last_rows: Vec::new(),
             process_series: 0,
             windows: 0,
             seconds: 0.0,
@@ -163,26 +168,44 @@ impl Totals {
         }
         self.windows += 1;
         self.seconds += batch.window_s;
+        let mut last_rows = std::mem::take(&mut self.last_rows);
+        let mut at = 0;
         for row in &batch.rows {
-            self.add_row(row, batch.window_s);
+            let place = match last_rows.get(at) {
+                Some((series, place)) if Arc::ptr_eq(series, &row.series) => *place,
+                _ => {
+                    let Some(place) = self.place(&row.series) else { continue };
+                    let known = (Arc::clone(&row.series), place);
+                    match last_rows.get_mut(at) {
+                        Some(slot) => *slot = known,
+                        None => last_rows.push(known),
+                    }
+                    place
+                }
+            };
+            at += 1;
+            self.series[place].add(row, batch.window_s);
         }
+        last_rows.truncate(at);
+        self.last_rows = last_rows;
         self.add_patterns(batch);
     }
 
-    fn add_row(&mut self, row: &Row, window_s: f64) {
-        let key = Key::of(&row.series);
-        if let Some(total) = self.series.get_mut(&key) {
-            total.add(row, window_s);
-            return;
+    /// Where the total of a series stands; `None` for one too many.
+    fn place(&mut self, series: &Arc<SeriesInfo>) -> Option<usize> {
+        let key = Key::of(series);
+        if let Some(place) = self.places.get(&key) {
+            return Some(*place);
         }
-        if row.series.scope() == Scope::Process {
+        if series.scope() == Scope::Process {
             if self.process_series >= PROCESS_SERIES {
-                return;
+                return None;
             }
             self.process_series += 1;
         }
-        let mut total = SeriesTotal {
-            series: Arc::clone(&row.series),
+        let place = self.series.len();
+        self.series.push(SeriesTotal {
+            series: Arc::clone(series),
             integral: 0.0,
             known_s: 0.0,
             min: None,
@@ -190,10 +213,9 @@ impl Totals {
             last: None,
             samples: 0,
             missing: 0,
-        };
-        total.add(row, window_s);
-        self.order.push(key.clone());
-        self.series.insert(key, total);
+        });
+        self.places.insert(key, place);
+        Some(place)
     }
 
     /// Patterns that need the values of one window side by side.
@@ -215,19 +237,23 @@ impl Totals {
         }
     }
 
+    fn of(&self, key: &Key) -> Option<&SeriesTotal> {
+        self.series.get(*self.places.get(key)?)
+    }
+
     /// The total of a metric without device and process.
     pub fn whole(&self, metric: MetricId) -> Option<&SeriesTotal> {
-        self.series.get(&Key { metric, label: None, uuid: None, process: None })
+        self.of(&Key { metric, label: None, uuid: None, process: None })
     }
 
     /// The total of a metric of one device.
     pub fn of_device(&self, metric: MetricId, uuid: &GpuUuid) -> Option<&SeriesTotal> {
-        self.series.get(&Key { metric, label: None, uuid: Some(uuid.clone()), process: None })
+        self.of(&Key { metric, label: None, uuid: Some(uuid.clone()), process: None })
     }
 
     /// Every series in order of first sight.
     pub fn series(&self) -> impl Iterator<Item = &SeriesTotal> {
-        self.order.iter().filter_map(|key| self.series.get(key))
+        self.series.iter()
     }
 
     /// Seconds in which the GPU was idle.

@@ -496,16 +496,16 @@ impl Running {
         for usage in self.shared.reaped.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             sampler.reaped(&usage);
         }
-        let frame = match &mut self.gpu {
-            Some(gpu) if self.devices_known => {
-                // A call that hangs must not make every sample late: its frame comes with a later one.
-                let hangs = gpu.busy_for().is_some_and(|busy| busy > FRAME_WAIT);
-                gpu.take(if hangs { Duration::ZERO } else { FRAME_WAIT.min(self.logging.interval / 2) })
-            }
-            _ => None,
+        let gpu = self.gpu.as_mut().filter(|_| self.devices_known);
+        let interval = self.logging.interval;
+        let frame = || {
+            let gpu = gpu?;
+            // A call that hangs must not make every sample late: its frame comes with a later one.
+            let hangs = gpu.busy_for().is_some_and(|busy| busy > FRAME_WAIT);
+            gpu.take(if hangs { Duration::ZERO } else { FRAME_WAIT.min(interval / 2) })
         };
-        let at = instant(now, due, self.logging.interval);
-        sampler.sample(at, due, frame, &mut self.sample, &mut self.changes);
+        let at = instant(now, due, interval);
+        sampler.sample_beside(at, due, frame, &mut self.sample, &mut self.changes);
         self.apply_changes(at);
     }
 

@@ -308,6 +308,146 @@ fn the_end_of_a_thread_wakes_the_walk() {
     assert_eq!(processes(), 2.0);
 }
 
+/// A job of one process that seems asleep, and a watch that has found that out.
+fn asleep(fake: &FakeProc, process: &Fake, count: &str) -> Watch {
+    fake.put(process);
+    fake.write(format!("{}/schedstat", process.pid), count);
+    fake.children(GPURUN, GPURUN, &[process.pid]);
+    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: process.pid });
+    settings.descriptors = Some(64);
+    let mut watch = Watch::new(settings);
+    // Read, read again and found still, read once more after its count.
+    for _ in 0..3 {
+        assert_eq!(value(&watch.sample(None), "job/memory_rss (MiB)"), 1.0);
+    }
+    watch
+}
+
+/// What has not run since it was read is as it was: its files are left alone, which only a lie shows.
+#[test]
+fn a_process_that_has_not_run_is_not_read_again() {
+    let rss = |watch: &mut Watch| value(&watch.sample(None), "job/memory_rss (MiB)");
+    let cpu = |watch: &mut Watch| value(&watch.sample(None), "job/cpu_percent (%)");
+    let process = Fake::new(10, GPURUN);
+    let grown = Fake { pages: 512, own: 7, ..process.clone() };
+
+    let fake = FakeProc::new();
+    let mut watch = asleep(&fake, &process, "500 20 3\n");
+    fake.put(&grown);
+    assert_eq!(rss(&mut watch), 1.0, "it rests");
+    fake.write("10/schedstat", "900 20 4\n");
+    assert_eq!(rss(&mut watch), 2.0, "it has run");
+    assert_eq!(cpu(&mut watch), 7.0);
+
+    // What others do to it (memory taken away) is seen in the end.
+    let fake = FakeProc::new();
+    let mut watch = asleep(&fake, &process, "500 20 3\n");
+    fake.put(&Fake { pages: 128, ..process.clone() });
+    let seen: Vec<f64> = (0..11).map(|_| rss(&mut watch)).collect();
+    assert_eq!(seen[..10], [1.0; 10]);
+    assert_eq!(seen[10], 0.5);
+
+    // A kernel that does not count says nothing.
+    let fake = FakeProc::new();
+    let mut watch = asleep(&fake, &process, "0 0 0\n");
+    fake.put(&grown);
+    assert_eq!(rss(&mut watch), 2.0);
+
+    // The count is the first thread's only.
+    let fake = FakeProc::new();
+    let mut watch = asleep(&fake, &Fake { threads: vec![11], ..process.clone() }, "500 20 3\n");
+    fake.put(&Fake { threads: vec![11], ..grown.clone() });
+    assert_eq!(rss(&mut watch), 2.0);
+
+    // On its CPU at the read: what it does until it leaves it is not counted yet.
+    let fake = FakeProc::new();
+    let running = |p: &Fake| fake.write("10/stat", &stat(p).replacen(") S ", ") R ", 1));
+    let mut watch = asleep(&fake, &process, "500 20 3\n");
+    fake.write("10/schedstat", "500 20 4\n");
+    running(&process);
+    assert_eq!(rss(&mut watch), 1.0);
+    fake.put(&grown);
+    running(&grown);
+    assert_eq!(rss(&mut watch), 2.0);
+    let more = Fake { pages: 768, own: 8, ..process.clone() };
+    fake.put(&more);
+    assert_eq!(rss(&mut watch), 3.0);
+}
+
+/// A child that nobody waits for is the job's use all the same, and its parent need not run for that.
+#[test]
+fn rest_loses_nothing_of_a_child_that_ended() {
+    let fake = FakeProc::new();
+    let mut watch = asleep(&fake, &Fake::new(10, GPURUN), "500 20 3\n");
+    // The parent runs once, for the fork, and sleeps from then on.
+    fake.write("10/schedstat", "600 20 4\n");
+    fake.put(&Fake { own: 250, ..Fake::new(20, 10) });
+    fake.children(10, 10, &[20]);
+    let cpu = |watch: &mut Watch| value(&watch.sample(None), "job/cpu_percent (%)");
+    for _ in 0..4 {
+        assert_eq!(cpu(&mut watch), 250.0);
+    }
+    // As the kept descriptor of a process that is gone: nothing more to be read.
+    fake.write("20/stat", "");
+    fake.children(10, 10, &[]);
+    for _ in 0..4 {
+        assert_eq!(cpu(&mut watch), 250.0);
+        assert_eq!(value(&watch.sample(None), "job/processes (count)"), 1.0);
+    }
+}
+
+/// One watch that lets processes rest and one that reads all, on a real shell that does now this, now that.
+#[test]
+fn rest_changes_no_value() {
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Command, Stdio};
+
+    let dir = tempfile::tempdir().unwrap();
+    let mut shell = Command::new("sh")
+        .args(["-c", "while read -r line; do eval \"$line\"; echo done; done"])
+        .current_dir(dir.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = i32::try_from(shell.id()).unwrap();
+    let (mut to, mut from) = (shell.stdin.take().unwrap(), BufReader::new(shell.stdout.take().unwrap()));
+    let watch = |rest| {
+        let mut settings = SamplerSettings::new(TreeRoot::Pids(vec![pid]));
+        settings.rest = rest;
+        settings.processes = ProcessDetail::All;
+        Watch::new(settings)
+    };
+    let (mut resting, mut reading) = (watch(Duration::from_secs(1000)), watch(Duration::ZERO));
+    let burn = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done";
+    let grow = "x=0123456789abcdef; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do x=$x$x; done";
+    let fork = "cat /proc/self/stat >f; sh -c :";
+    for (step, line) in [burn, "", grow, "", "x=", fork, "", "", burn, fork, grow, ""].iter().enumerate() {
+        writeln!(to, "{line}").unwrap();
+        let mut answer = String::new();
+        from.read_line(&mut answer).unwrap();
+        // It says so before it sleeps again.
+        let stat = format!("/proc/{pid}/stat");
+        while !fs::read_to_string(&stat).unwrap().contains(") S ") {
+            std::thread::yield_now();
+        }
+        // Often enough for it to be found asleep, and for its rest to be seen.
+        for pass in 0..5 {
+            let (mut one, mut other) = (resting.sample(None), reading.sample(None));
+            for all in [&mut one, &mut other] {
+                let elsewhere = ["host/", "gpurun/"];
+                let moves =
+                    |key: &str| key.contains("running_time") || elsewhere.iter().any(|s| key.starts_with(s));
+                all.retain(|key, _| !moves(key));
+            }
+            assert!(one.len() >= 12, "{one:?}");
+            assert_eq!(one, other, "step {step} ({line}), pass {pass}");
+        }
+    }
+    drop(to);
+    shell.wait().unwrap();
+}
+
 #[test]
 fn a_reused_pid_is_another_process() {
     let fake = FakeProc::new();
