@@ -5,6 +5,7 @@ Everything a training loop calls ends up here, so three rules hold for every met
 given time), it never raises, and outside gpurun it costs next to nothing.
 """
 
+import atexit
 import json
 import logging
 import os
@@ -25,14 +26,20 @@ MAX_LINE = 64 * 1024
 #: Most scalars in one ``log`` message.
 MAX_VALUES = 256
 
-#: Bytes that may wait in this process while gpurun does not read (ends of tags, torn lines).
+#: Bytes that may wait in this process while gpurun does not read; for the ends of tags there is as much again.
 MAX_REST = 256 * 1024
+
+#: Seconds that the end of the interpreter may wait for gpurun to read the last of them.
+LAST_TIMEOUT = 0.1
 
 #: Requests that may stay unanswered before new ones are given up at once.
 MAX_UNANSWERED = 4
 
 #: Bytes that the kernel may hold for gpurun, before it is doubled.
 SEND_BUFFER = 212_992
+
+#: So many messages in so short a time (seconds) are much at once: gpurun is told to read them now.
+MANY, AT_ONCE = 128, 0.05
 
 #: Names that are kept in the form in which they are sent.
 MAX_NAMES = 1024
@@ -82,13 +89,15 @@ class Client:
         self._reset()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
+        atexit.register(self._last)
 
     def _reset(self) -> None:
         self._socket: Optional[socket.socket] = None
         # Re-entrant: a signal handler or a finaliser may mark something while a mark is being sent.
         self._sending = threading.RLock()
         self._reading = threading.RLock()
-        self._rest = b""
+        self._rest = bytearray()
+        self._flusher: Optional[threading.Thread] = None
         self._received = b""
         self._answers: Dict[int, Dict[str, Any]] = {}
         self._unanswered: List[int] = []
@@ -97,6 +106,9 @@ class Client:
         self._first_of_epoch = True
         self._warned: set = set()
         self._names: Dict[Any, bytes] = {}
+        self._path = ""
+        self._sent = 0
+        self._counted_at = 0.0
         #: Messages that were not sent because gpurun did not read fast enough.
         self.dropped = 0
 
@@ -144,6 +156,7 @@ class Client:
                     link.close()
                     raise
                 self._socket = link
+                self._path = path
                 self._state = _ACTIVE
                 hello: Dict[str, Any] = {"op": "hello", "version": PROTOCOL_VERSION, "pid": os.getpid()}
                 rank = rank_of_environment()
@@ -160,7 +173,7 @@ class Client:
         """gpurun is gone: be a no-op from now on."""
         link, self._socket = self._socket, None
         self._state = _INACTIVE
-        self._rest = b""
+        self._rest = bytearray()
         if link is not None:
             try:
                 link.close()
@@ -178,8 +191,8 @@ class Client:
     def send(self, line: bytes, must: bool = False) -> bool:
         """Sends one whole line without blocking; says whether it is (or will be) on its way.
 
-        While gpurun does not read, lines are dropped and counted, except those that ``must`` arrive
-        (the ends of tags): they are kept and go first later.
+        While gpurun does not read, lines are kept here for a while, then dropped and counted; for those that
+        ``must`` arrive (the ends of tags) there is more room.
         """
         try:
             with self._sending:
@@ -195,7 +208,11 @@ class Client:
                 except BlockingIOError:
                     return self._keep(line, must)
                 if sent < len(line):
-                    self._rest = line[sent:]
+                    self._rest += line[sent:]
+                    self._flush_later()
+                self._sent += 1
+                if self._sent >= MANY:
+                    self._hurry()
                 return True
         except OSError:
             self._lose()
@@ -203,21 +220,80 @@ class Client:
             logger.debug("a message was not sent: %s", error)
         return False
 
+    def _hurry(self) -> None:
+        """gpurun reads a client that only marks fifty times a second, so that a mark wakes nobody. Before much
+        that is said at once fills the socket, a second connection that says nothing calls it."""
+        now = time.monotonic()
+        if now - self._counted_at < AT_ONCE:
+            call = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                call.setblocking(False)
+                call.connect(self._path)
+            except OSError as error:
+                logger.debug("gpurun was not called: %s", error)
+            finally:
+                call.close()
+        self._sent, self._counted_at = 0, now
+
     def _flush(self) -> None:
         link = self._socket
         if link is None:
             return
         try:
-            self._rest = self._rest[link.send(self._rest, _NOSIGNAL) :]
+            del self._rest[: link.send(self._rest, _NOSIGNAL)]
         except BlockingIOError:
             pass
 
     def _keep(self, line: bytes, must: bool) -> bool:
-        if must and len(self._rest) + len(line) <= MAX_REST:
+        if len(self._rest) + len(line) <= (2 * MAX_REST if must else MAX_REST):
             self._rest += line
+            self._flush_later()
             return True
         self.dropped += 1
         return False
+
+    def _flush_later(self) -> None:
+        """What is kept goes out as soon as gpurun reads, though the loop may say nothing more for a long time."""
+        if self._flusher is None:
+            flusher = threading.Thread(target=self._drain, name="gpurun-flush", daemon=True)
+            flusher.start()
+            self._flusher = flusher
+
+    def _drain(self) -> None:
+        while True:
+            link = self._socket
+            try:
+                waiting = select.poll()
+                if link is not None:
+                    waiting.register(link, select.POLLOUT)
+                    waiting.poll(1000)
+                with self._sending:
+                    if link is self._socket:
+                        self._flush()
+                    if self._socket is None or not self._rest:
+                        self._flusher = None
+                        return
+            except Exception:  # noqa: BLE001 - the socket was closed meanwhile, or breaks now
+                with self._sending:
+                    self._flusher = None
+                    if link is self._socket:
+                        self._lose()
+                return
+
+    def _last(self) -> None:
+        """The interpreter ends: what is kept has one more chance."""
+        deadline = time.monotonic() + LAST_TIMEOUT
+        try:
+            link = self._socket
+            while link is not None and self._rest and time.monotonic() < deadline:
+                waiting = select.poll()
+                waiting.register(link, select.POLLOUT)
+                waiting.poll(int(LAST_TIMEOUT * 1000))
+                with self._sending:
+                    self._flush()
+                link = self._socket
+        except Exception as error:  # noqa: BLE001
+            logger.debug("the last messages were not sent: %s", error)
 
     # -- marks ---------------------------------------------------------------------------------
 

@@ -204,10 +204,12 @@ class GPUStatsMonitor(_Callback):  # type: ignore[misc,valid-type]
         """Asks gpurun ahead, so that no hook has to wait for the answer."""
         if not self._wanted() or not self._device_ids:
             return
-        if self._asked is not None or time.monotonic() - self._latest[0] < _FRESH:
+        age = time.monotonic() - self._latest[0]
+        if self._asked is not None or age < _FRESH:
             return
         metrics = [metric for _, metric, _ in self._wanted()]
-        self._asked = client.request("snapshot", parts=["gpus"], metrics=metrics)
+        # With an answer at hand the next one may take a moment: it need not wake gpurun.
+        self._asked = client.request("snapshot", parts=["gpus"], metrics=metrics, patient=age < _RECENT)
 
     def _values(self, keys: List[Tuple[str, str, str]]) -> Dict[str, float]:
         if not keys or not self._device_ids or not client.active:

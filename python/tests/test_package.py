@@ -175,13 +175,24 @@ class Inside(unittest.TestCase):
         dropped = self.gpurun.dropped()
         eventually(lambda: self.gpurun._client.send(b'{"op":"done"}\n'))
         self.listener.until(lambda l: l.of("done"))
-        self.assertEqual(len(self.listener.connections), 1)
+        self.assertEqual({number for number, _ in self.listener.messages}, {0})
         begun = [m["span"] for m in self.listener.of("begin")]
         ended = [m["span"] for m in self.listener.of("end")]
         self.assertEqual(len(begun), len(set(begun)))
         self.assertEqual(sorted(begun), sorted(ended))
         steps = len(self.listener.of("step")) + len(self.listener.of("log"))
         self.assertEqual(8 * 500 * 3 - dropped, steps + len(begun))
+
+    def test_much_at_once_calls_for_a_reader(self):
+        # gpurun leaves a client that only marks alone for a moment, in which the socket could fill up.
+        def called():
+            for n in range(200):
+                self.gpurun.step(n)
+            return len(self.listener.connections) > 1
+
+        eventually(called)
+        self.listener.until(lambda l: len(l.ended) >= len(l.connections) - 1 and len(l.of("step")) >= 200)
+        self.assertEqual({number for number, _ in self.listener.messages}, {0})
 
     def test_rank_of_the_launcher(self):
         for environment, rank in (
@@ -226,6 +237,27 @@ class Trouble(unittest.TestCase):
         ended = {m["span"] for m in listener.of("end")}
         self.assertGreater(len(begun), 1)
         self.assertEqual(begun - ended, set())
+
+    def test_what_is_kept_goes_out_though_nothing_more_is_said(self):
+        listener = Listener(reads=False)
+        self.addCleanup(listener.close)
+        gpurun = fresh(listener.path)
+        said = 0
+        while not gpurun._client._rest:
+            gpurun.log({"loss": said})
+            said += 1
+        for _ in range(100):
+            gpurun.log({"loss": said})
+            said += 1
+        # The end of the interpreter waits for nobody for long.
+        gpurun._client._last()
+        self.assertTrue(gpurun._client._rest)
+        listener.until(lambda l: l.connections)
+        threading.Thread(target=listener.read, args=(0,), daemon=True).start()
+        listener.until(lambda l: len(l.of("log")) == said)
+        self.assertEqual([m["values"]["loss"] for m in listener.of("log")], [float(n) for n in range(said)])
+        self.assertEqual(gpurun.dropped(), 0)
+        eventually(lambda: gpurun._client._flusher is None)
 
     def test_gpurun_dies_in_mid_training(self):
         listener = Listener()

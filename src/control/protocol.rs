@@ -49,6 +49,9 @@ pub(super) struct Message {
     pub(super) rank: Option<i32>,
     #[serde(default)]
     pub(super) stack: Option<String>,
+    /// The answer may come a moment later.
+    #[serde(default)]
+    pub(super) patient: bool,
     #[serde(default)]
     pub(super) parts: Option<Vec<String>>,
     #[serde(default)]

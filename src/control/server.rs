@@ -51,6 +51,9 @@ pub struct Limits {
     pub reply_bytes: usize,
     /// Events that wait for the engine, beyond those that must arrive (ends of tags and of clients).
     pub waiting_events: usize,
+    /// How long a client that only marks, with stamps of its own, is left alone after each read. A mark that finds
+    /// nobody waiting for it costs the client no wake-up, which on a virtual machine is most of its price.
+    pub rest: Duration,
 }
 
 impl Default for Limits {
@@ -67,6 +70,7 @@ impl Default for Limits {
             requests: 8,
             reply_bytes: 1 << 20,
             waiting_events: 4096,
+            rest: Duration::from_millis(20),
         }
     }
 }
@@ -117,7 +121,7 @@ pub enum ControlEvent {
 /// What was refused or lost, for the engine's report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Connections accepted.
+    /// Connections that said something.
     pub clients: u64,
     /// Connections refused: another user's, or over a bound.
     pub refused: u64,
@@ -360,6 +364,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How soon a sink without room, or a connection over its byte rate, is tried again.
 const RETRY: Duration = Duration::from_millis(5);
 
+/// How long a client that asked for an answer, or whose marks have no stamp, is read at once.
+const PROMPT: Duration = Duration::from_secs(5);
+
+/// After a read of more than this a client is not left alone: what it says next must find room in the socket.
+const MUCH: usize = 8 * 1024;
+
 /// One read.
 const CHUNK: usize = 64 * 1024;
 
@@ -401,6 +411,12 @@ struct Connection {
     marks: Bucket,
     tags: Bucket,
     bytes: Bucket,
+    /// It has said something.
+    spoke: bool,
+    /// Not read before then.
+    rests_until: Mono,
+    /// Read at once until then.
+    prompt_until: Mono,
 }
 
 struct Room<S> {
@@ -485,6 +501,7 @@ where
         let now = os::monotonic_now();
         let accepting = self.accept_again.is_none_or(|at| Instant::now() >= at);
         let mut timeout = (!accepting || !self.outbox.is_empty()).then_some(RETRY);
+        let mut within = |limit: Duration| timeout = Some(timeout.map_or(limit, |t: Duration| t.min(limit)));
 
         let mut interests = vec![Interest::new(self.woken.as_fd(), true, false)];
         let mut order = Vec::with_capacity(self.connections.len());
@@ -496,13 +513,18 @@ where
             if connection.bytes.is_open(now) {
                 order.push(key);
             } else {
-                timeout = Some(RETRY);
+                within(RETRY);
             }
         }
         for key in &order {
             if let Some(connection) = self.connections.get(key) {
                 let write = connection.written < connection.out.len();
-                interests.push(Interest::new(connection.stream.as_fd(), true, write));
+                let read = connection.rests_until <= now;
+                if !read {
+                    within(connection.rests_until.since(now));
+                }
+                // Whoever rests is still seen to die.
+                interests.push(Interest::new(connection.stream.as_fd(), read, write));
             }
         }
         let ready = os::poll(&interests, timeout)?;
@@ -568,7 +590,13 @@ where
     fn accept(&mut self) {
         for _ in 0..ACCEPTS_A_TURN {
             match self.listener.accept() {
-                Ok((stream, _)) => self.admit(stream),
+                Ok((stream, _)) => {
+                    // A client that says much at once connects once more to say so.
+                    for connection in self.connections.values_mut() {
+                        connection.rests_until = Mono(0);
+                    }
+                    self.admit(stream);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
@@ -591,7 +619,6 @@ where
             add(&self.tally().refused, 1);
             return;
         };
-        add(&self.tally().clients, 1);
         let now = os::monotonic_now();
         let twice = |rate: u32| Bucket::new(rate, rate.saturating_mul(2), now);
         let connection = Connection {
@@ -608,6 +635,9 @@ where
             marks: twice(limits.marks_per_second),
             tags: twice(limits.tags_per_second),
             bytes: twice(limits.bytes_per_second),
+            spoke: false,
+            rests_until: Mono(0),
+            prompt_until: Mono(0),
         };
         self.connections.insert(self.next_connection, connection);
         self.next_connection += 1;
@@ -623,8 +653,18 @@ where
                 false
             }
             Ok(n) => {
-                connection.bytes.charge(n, os::monotonic_now());
+                let now = os::monotonic_now();
+                connection.bytes.charge(n, now);
+                if !std::mem::replace(&mut connection.spoke, true) {
+                    add(&self.shared.tally.clients, 1);
+                }
                 self.take_bytes(key, &chunk[..n]);
+                if let Some(connection) = self.connections.get_mut(&key)
+                    && n <= MUCH
+                    && connection.prompt_until <= now
+                {
+                    connection.rests_until = now + self.settings.limits.rest;
+                }
                 true
             }
             Err(error) => match error.kind() {
@@ -767,6 +807,13 @@ where
             }
         };
         let id = message.reply_id();
+        let waits = id.is_some() && !message.patient;
+        if (waits || message.t.is_none())
+            && message.op != "hello"
+            && let Some(connection) = self.connections.get_mut(&key)
+        {
+            connection.prompt_until = os::monotonic_now() + PROMPT;
+        }
         let outcome = self.act(key, message, id.clone());
         let (Some(id), Some(outcome)) = (id, outcome) else { return };
         let reply = match outcome {

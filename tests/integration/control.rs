@@ -204,6 +204,70 @@ fn death_in_the_middle_of_a_tag_closes_it() {
     assert_eq!(ask(&mut living, &json!({"op": "end", "tag": "train", "id": 1}))["ok"], json!(true));
 }
 
+/// A client that only marks is left alone after a read: its next mark lies in the socket and wakes nobody. What
+/// ends the rest at once: another connection, and its own death.
+#[test]
+fn a_client_that_only_marks_is_left_alone_for_a_while() {
+    // Far longer than the test: what comes before, comes for another reason.
+    let room = Room::with(Limits { rest: Duration::from_secs(3600), ..Limits::default() }, 1000);
+    let mut other = room.connect();
+    let mut client = room.connect();
+    let step = |n: u64| json!({"op": "step", "step": n, "t": Client::now()});
+    say(&mut client, &step(1));
+    let opened = room.mark();
+    assert!(matches!(room.mark().op, MarkOp::Step { step: 1, .. }));
+    let before = Client::now();
+    say(&mut client, &step(2));
+    let after = Client::now();
+    // Whoever wants answers is read at once, and after two of them the step would have been seen.
+    for _ in 0..2 {
+        assert_eq!(ask(&mut other, &json!({"op": "end", "tag": "none", "id": 1}))["ok"], json!(false));
+    }
+    let others: Vec<ControlEvent> = room.events.try_iter().collect();
+    let its_own = |event: &ControlEvent| matches!(event, ControlEvent::Mark(m) if m.stack == opened.stack);
+    assert!(!others.iter().any(its_own), "{others:?}");
+    drop(room.connect());
+    let second = room.mark();
+    assert!(matches!(second.op, MarkOp::Step { step: 2, .. }));
+    assert!((before..=after).contains(&second.at.0), "the instant is the client's own");
+    say(&mut client, &step(3));
+    drop(client);
+    let rest = room.marks_until_close(opened.stack);
+    assert!(matches!(rest[0].op, MarkOp::Step { step: 3, .. }));
+    assert_eq!(rest.len(), 2);
+    assert_eq!(room.stop().0.clients, 2, "a connection that says nothing is no client");
+}
+
+/// Who waits for answers, and whose marks count when they are read, is read at once.
+#[test]
+fn a_client_in_a_hurry_is_not_left_alone() {
+    let room = Room::with(Limits { rest: Duration::from_secs(3600), ..Limits::default() }, 1000);
+    let mark = || loop {
+        if let Mark { op: MarkOp::Step { step, .. }, .. } = room.mark() {
+            return step;
+        }
+    };
+    let mut asking = room.connect();
+    assert_eq!(ask(&mut asking, &json!({"op": "step", "step": 1, "t": 1, "id": 1}))["ok"], json!(true));
+    say(&mut asking, &json!({"op": "step", "step": 2, "t": 2}));
+    say(&mut asking, &json!({"op": "step", "step": 3, "t": 3}));
+    assert_eq!([mark(), mark(), mark()], [1, 2, 3]);
+    let mut stampless = room.connect();
+    for n in 4..7 {
+        say(&mut stampless, &json!({"op": "step", "step": n}));
+        assert_eq!(mark(), n);
+    }
+    let mut patient = room.connect();
+    let first = ask(&mut patient, &json!({"op": "step", "step": 7, "t": 7, "id": 1, "patient": true}));
+    assert_eq!((first["ok"].clone(), mark()), (json!(true), 7));
+    say(&mut patient, &json!({"op": "step", "step": 8, "t": 8}));
+    assert_eq!(ask(&mut asking, &json!({"op": "step", "step": 9, "t": 9, "id": 1}))["ok"], json!(true));
+    assert_eq!(ask(&mut asking, &json!({"op": "step", "step": 10, "t": 10, "id": 1}))["ok"], json!(true));
+    assert_eq!([mark(), mark()], [9, 10], "the patient one rests");
+    drop(patient);
+    assert_eq!(mark(), 8);
+}
+
 #[test]
 fn an_end_only_ends_its_own_tag() {
     let room = Room::new();
