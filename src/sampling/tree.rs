@@ -45,6 +45,8 @@ pub struct Node {
     reaped: bool,
     heir: Heir,
     rest: Rest,
+    /// Passes for which it is not tried again whether it rests.
+    restless: u8,
     /// It had no children when they were last looked for, which was after its last read.
     childless: bool,
     files: Files,
@@ -105,6 +107,12 @@ impl SchedCount {
         })
     }
 }
+
+/// Who has rested for fewer passes than this when it wakes is restless,
+const RESTLESS_BELOW: u32 = 4;
+
+/// and is read without a look at its count for so many.
+const RESTLESS_FOR: u8 = 8;
 
 /// Kept descriptors of one process; all are `None` when the budget is spent, and each read then opens its file.
 #[derive(Debug, Default)]
@@ -616,6 +624,7 @@ impl Tree {
             reaped: false,
             heir: Heir::Retired,
             rest: Rest::Awake,
+            restless: 0,
             childless: false,
             files,
             tasks: Vec::new(),
@@ -696,10 +705,20 @@ impl Tree {
         node.rest = match (node.rest, count) {
             (Rest::Unknown, _) => Rest::Unknown,
             // On a CPU or waiting for one: the count does not tell what it does until it leaves it.
-            _ if stat.threads != 1 || zombie || stat.state == b'R' => Rest::Awake,
-            (_, Some(count)) if still => Rest::Asleep { count, passes: 0 },
-            (_, None) if still => Rest::Drowsy,
-            _ => Rest::Awake,
+            _ if stat.threads != 1 || zombie || stat.state == b'R' || !still => Rest::Awake,
+            // Who wakes all the time is not looked at once more each time.
+            (Rest::Asleep { count: known, passes }, Some(count))
+                if known != count && passes < RESTLESS_BELOW =>
+            {
+                node.restless = RESTLESS_FOR;
+                Rest::Awake
+            }
+            (_, Some(count)) => Rest::Asleep { count, passes: 0 },
+            (_, None) if node.restless > 0 => {
+                node.restless -= 1;
+                Rest::Awake
+            }
+            (_, None) => Rest::Drowsy,
         };
         let children = stat.children_ticks as f64 * self.seconds_per_tick;
         node.own_seconds = node.own_seconds.max(own);

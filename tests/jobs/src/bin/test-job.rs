@@ -38,7 +38,7 @@ pub unsafe extern "C" fn main(argc: libc::c_int, argv: *const *const libc::c_cha
         "ignore-term" => ignore_term(word(2)),
         "stop-self" => stop_self(number(2)),
         "daemon" => daemon(word(2)),
-        "tree" => tree(number(2), number(3)),
+        "tree" => tree(number(2), number(3), number(4)),
         "burst" => burst(number(2), false),
         "orphans" => burst(number(2), true),
         "spin" => spin(number(2)),
@@ -328,17 +328,24 @@ fn daemon(file: &str) -> i32 {
     3
 }
 
-/// A tree of processes that all wait: `width` children of each, `depth` levels; says `ready` when it stands.
-fn tree(width: i32, depth: i32) -> i32 {
-    fn grow(width: i32, depth: i32, ready: i32) {
+/// A tree of processes that all wait: `width` children of each, `depth` levels; says `ready` when it stands. Where
+/// `beat` is not 0 they wake for a moment each so many milliseconds.
+fn tree(width: i32, depth: i32, beat: i32) -> i32 {
+    fn grow(width: i32, depth: i32, ready: i32, beat: i32) {
         for _ in 0..if depth > 0 { width } else { 0 } {
             // SAFETY: one thread; the child goes on in the same way.
             if unsafe { libc::fork() } == 0 {
-                grow(width, depth - 1, ready);
+                grow(width, depth - 1, ready, beat);
                 say(ready, "x");
                 loop {
-                    // SAFETY: sleeps until a signal.
-                    unsafe { libc::pause() };
+                    // SAFETY: sleeps until a signal, or for a time.
+                    unsafe {
+                        if beat > 0 {
+                            libc::poll(std::ptr::null_mut(), 0, beat);
+                        } else {
+                            libc::pause();
+                        }
+                    }
                 }
             }
         }
@@ -346,7 +353,7 @@ fn tree(width: i32, depth: i32) -> i32 {
     let mut pipe = [0; 2];
     // SAFETY: fills two descriptors.
     unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) };
-    grow(width, depth, pipe[1]);
+    grow(width, depth, pipe[1], beat);
     let expected: i32 = (1..=depth).map(|d| width.pow(u32::try_from(d).unwrap_or(0))).sum();
     for _ in 0..expected {
         let mut byte = [0u8; 1];
