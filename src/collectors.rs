@@ -4,6 +4,7 @@ pub mod cgroup;
 pub mod clock;
 pub mod cuda;
 pub mod host;
+mod loader;
 pub mod models;
 pub mod nvml;
 pub mod own;

@@ -11,6 +11,7 @@
 //!    [`Launcher::kill_tree`].
 //! 4. [`exit::leave`] as the very last thing.
 
+mod bare;
 pub mod exit;
 mod inherited;
 mod launcher;
@@ -23,6 +24,7 @@ mod tree;
 mod watch;
 
 pub use crate::model::signal::name as signal_name;
+pub use bare::BareThread;
 pub use inherited::{Inherited, inherited};
 pub use launcher::{JobEvent, Launcher, Reaped};
 pub use origin::NotForwarded;

@@ -11,7 +11,7 @@ use crate::cli::exit::Exit;
 use crate::cli::logging::LayoutArg;
 use crate::cli::selection::Purpose;
 use crate::cli::{self, Invocation, Stop};
-use crate::launch::{NonBlockingStderr, SignalHold};
+use crate::launch::{self, NonBlockingStderr, SignalHold};
 use crate::model::device::ProbeRequest;
 use crate::model::selection::Patience;
 use crate::writers::export::ExportRequest;
@@ -35,10 +35,11 @@ mod report;
 mod select;
 mod status;
 mod targets;
+mod watchdog;
 mod watched;
 
 use choose::{Screen, Surroundings};
-use driver::{Driver, Limits};
+use driver::{Driver, Ending};
 use notice::Notices;
 use select::SelectStreams;
 
@@ -46,16 +47,17 @@ use select::SelectStreams;
 pub fn main(argv: Vec<OsString>) -> ExitCode {
     choose::this_is_gpurun();
     say_panics_without_waiting();
-    let notices = Notices::new(false);
     if argv.get(1).is_some_and(|word| word == choose::CUDA_ORDER_COMMAND) {
         return choose::print_cuda_order(&mut io::stdout().lock(), &mut NonBlockingStderr::new()).into();
     }
     match cli::parse(argv) {
-        Ok(Invocation::Job(args)) => with_signals_held(&notices, |hold| job::run(&args, hold)),
-        Ok(Invocation::Other(command)) => other(*command, &notices),
-        Err(Stop::Print(text)) => printed(io::stdout().lock().write_all(text.as_bytes()), &notices),
+        Ok(Invocation::Job(args)) => with_signals_held(|hold| job::run(&args, hold)),
+        Ok(Invocation::Other(command)) => other(*command),
+        Err(Stop::Print(text)) => {
+            printed(io::stdout().lock().write_all(text.as_bytes()), &Notices::new(false))
+        }
         Err(Stop::Usage(line)) => {
-            notices.error(&line);
+            Notices::new(false).error(&line);
             Exit::Usage.into()
         }
     }
@@ -67,50 +69,60 @@ fn say_panics_without_waiting() {
 }
 
 /// Blocks signals before any thread starts, so that none can end gpurun while it has a job.
-fn with_signals_held(notices: &Notices, run: impl FnOnce(SignalHold) -> ExitCode) -> ExitCode {
+fn with_signals_held(run: impl FnOnce(SignalHold) -> ExitCode) -> ExitCode {
     match SignalHold::new() {
         Ok(hold) => run(hold),
         Err(error) => {
-            notices.error(&format!("cannot watch signals: {error}"));
+            Notices::new(false).error(&format!("cannot watch signals: {error}"));
             Exit::OwnFailure.into()
         }
     }
 }
 
 /// Everything that is not a job.
-fn other(command: Command, notices: &Notices) -> ExitCode {
+fn other(command: Command) -> ExitCode {
     let mut out = io::stdout().lock();
+    // Few commands have anything to say beside their answer.
+    let notices = || Notices::new(false);
     match command {
+        Command::Select(args) => answered(select_devices(&args, &mut out), &mut out),
+        Command::Devices(args) => answered(list_devices(&args, &mut out), &mut out),
         Command::Record(args) => {
             drop(out);
-            with_signals_held(notices, |hold| record::run(&args, hold))
+            with_signals_held(|hold| record::run(&args, hold))
         }
-        Command::Metrics(args) => printed(catalogue::run(&args, &mut out), notices),
+        Command::Metrics(args) => printed(catalogue::run(&args, &mut out), &notices()),
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut Cli::command(), "gpurun", &mut script);
-            printed(out.write_all(&script), notices)
+            printed(out.write_all(&script), &notices())
         }
-        Command::Man => printed(clap_mangen::Man::new(Cli::command()).render(&mut out), notices),
-        Command::Select(args) => select_devices(&args, &mut out).into(),
-        Command::Devices(args) => list_devices(&args, &mut out).into(),
+        Command::Man => printed(clap_mangen::Man::new(Cli::command()).render(&mut out), &notices()),
         Command::Recover(args) => {
             match recover::recover(&args.paths, &mut out, &mut NonBlockingStderr::new()) {
                 Ok(outcome) if outcome.failed == 0 => Exit::Ok.into(),
                 Ok(_) => Exit::Failed.into(),
-                Err(error) => printed(Err(error), notices),
+                Err(error) => printed(Err(error), &notices()),
             }
         }
-        Command::Export(args) => export_logs(args, &mut out, notices),
+        Command::Export(args) => export_logs(args, &mut out, &notices()),
         Command::Report(args) => {
             drop(out);
-            report::run(&args, notices)
+            report::run(&args, &notices())
         }
-        Command::Status(args) => status::run(&args, &mut out, notices),
-        Command::Tag(args) => mark::run(args.meaning(), notices),
-        Command::Step(args) => mark::run(Ok(args.meaning()), notices),
-        Command::Log(args) => mark::run(args.meaning(), notices),
+        Command::Status(args) => status::run(&args, &mut out, &notices()),
+        Command::Tag(args) => mark::run(args.meaning(), &notices()),
+        Command::Step(args) => mark::run(Ok(args.meaning()), &notices()),
+        Command::Log(args) => mark::run(args.meaning(), &notices()),
     }
+}
+
+/// Ends with an answer that scripts ask for again and again: the kernel clears up fastest, and no exit handler of the
+/// driver library holds the answer up.
+fn answered(exit: Exit, out: &mut dyn io::Write) -> ! {
+    // What could not be written was said where it was written.
+    let _ = out.flush();
+    launch::exit::at_once(exit.code())
 }
 
 /// `gpurun select`.
@@ -120,16 +132,17 @@ fn select_devices(args: &SelectArgs, out: &mut dyn io::Write) -> Exit {
         Ok(settings) => settings,
         Err(mistakes) => return refuse(&mut stderr, &mistakes, Exit::Usage),
     };
-    let mut say = driver::teller(args.common.quiet);
-    let limits = Limits::of(settings.patience);
-    let mut driver = match Driver::open(args.common.library(), limits, &mut say) {
+    let quiet = args.common.quiet;
+    // nvisel answers 2 where NVML fails.
+    let ending = Ending { exit: Exit::Usage, opening: "", quiet };
+    let mut driver = match Driver::open_or_end(args.common.library(), settings.patience, ending) {
         Ok(driver) => driver,
-        // nvisel answers 2 where NVML fails.
-        Err(error) => return refuse(&mut stderr, &error, Exit::Usage),
+        Err(error) => return refuse(&mut stderr, &error, ending.exit),
     };
+    let mut say = driver::teller(quiet);
     let mut probe =
         |request: &ProbeRequest| driver.probe(request, &mut say).map_err(|error| error.to_string());
-    let screen = Screen { columns: stderr.columns(), out: &mut stderr, quiet: args.common.quiet };
+    let screen = Screen { columns: stderr.columns(), out: &mut stderr, quiet };
     let mut streams = SelectStreams { stdout: out, stdout_is_terminal: io::stdout().is_terminal(), screen };
     select::run(&settings, &args.output, &Surroundings::from_environment(), &mut probe, &mut streams)
 }
@@ -137,11 +150,13 @@ fn select_devices(args: &SelectArgs, out: &mut dyn io::Write) -> Exit {
 /// `gpurun devices`.
 fn list_devices(args: &DevicesArgs, out: &mut dyn io::Write) -> Exit {
     let mut stderr = NonBlockingStderr::new();
-    let mut say = driver::teller(args.common.quiet);
-    let mut driver = match Driver::open(args.common.library(), Limits::of(Patience::None), &mut say) {
+    let quiet = args.common.quiet;
+    let ending = Ending { exit: Exit::OwnFailure, opening: "", quiet };
+    let mut driver = match Driver::open_or_end(args.common.library(), Patience::None, ending) {
         Ok(driver) => driver,
-        Err(error) => return refuse(&mut stderr, &error, Exit::OwnFailure),
+        Err(error) => return refuse(&mut stderr, &error, ending.exit),
     };
+    let mut say = driver::teller(quiet);
     let mut probe =
         |request: &ProbeRequest| driver.probe(request, &mut say).map_err(|error| error.to_string());
     devices::run(args.json, &Surroundings::from_environment(), &mut probe, out, &mut stderr)

@@ -1,9 +1,10 @@
 //! CUDA's own order of devices, asked from libcuda. Only ever run in a short-lived child: `cuInit` starts
 //! threads, takes its time and leaves state behind. Creates no context and no memory on a device.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, OsStr, c_int, c_uint};
 use std::fmt::Write as _;
 
+use super::loader::Library;
 use crate::model::id::GpuUuid;
 
 /// Why the order is not known.
@@ -35,26 +36,15 @@ type GetUuid = unsafe extern "C" fn(*mut [u8; 16], c_int) -> c_int;
 /// # Errors
 /// No libcuda, or it cannot initialise.
 pub fn device_order() -> Result<Vec<GpuUuid>, CudaError> {
-    // SAFETY: a plain dlopen of a terminated name; the library is never closed.
-    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    if library.is_null() {
-        return Err(CudaError::NoLibrary(last_loader_error()));
-    }
+    let library = Library::open(OsStr::new("libcuda.so.1"), libc::RTLD_NOW).map_err(CudaError::NoLibrary)?;
+    let symbol = |name: &CStr, shown| library.address(name).map_err(|_| CudaError::NoSymbol(shown));
     // SAFETY: the driver API fixes these signatures for these names.
     let (init, count, get, uuid) = unsafe {
         (
-            std::mem::transmute::<*mut c_void, Init>(symbol(library, c"cuInit", "cuInit")?),
-            std::mem::transmute::<*mut c_void, GetCount>(symbol(
-                library,
-                c"cuDeviceGetCount",
-                "cuDeviceGetCount",
-            )?),
-            std::mem::transmute::<*mut c_void, Get>(symbol(library, c"cuDeviceGet", "cuDeviceGet")?),
-            std::mem::transmute::<*mut c_void, GetUuid>(symbol(
-                library,
-                c"cuDeviceGetUuid",
-                "cuDeviceGetUuid",
-            )?),
+            symbol(c"cuInit", "cuInit")?.function::<Init>(),
+            symbol(c"cuDeviceGetCount", "cuDeviceGetCount")?.function::<GetCount>(),
+            symbol(c"cuDeviceGet", "cuDeviceGet")?.function::<Get>(),
+            symbol(c"cuDeviceGetUuid", "cuDeviceGetUuid")?.function::<GetUuid>(),
         )
     };
     // SAFETY: flags must be 0.
@@ -73,24 +63,6 @@ pub fn device_order() -> Result<Vec<GpuUuid>, CudaError> {
         order.push(format_uuid(&bytes));
     }
     Ok(order)
-}
-
-/// Looks a function up.
-fn symbol(library: *mut c_void, name: &CStr, shown: &'static str) -> Result<*mut c_void, CudaError> {
-    // SAFETY: the handle is open and the name terminated.
-    let address = unsafe { libc::dlsym(library, name.as_ptr()) };
-    if address.is_null() { Err(CudaError::NoSymbol(shown)) } else { Ok(address) }
-}
-
-/// The loader's words for its last failure.
-fn last_loader_error() -> String {
-    // SAFETY: dlerror returns null or a terminated string that lives until the next loader call of this thread.
-    let text: *const c_char = unsafe { libc::dlerror() };
-    if text.is_null() {
-        return "no reason given".to_owned();
-    }
-    // SAFETY: not null, as just checked.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 /// Turns a `CUresult` into an error.

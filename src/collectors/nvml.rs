@@ -7,17 +7,21 @@
 mod calls;
 mod error;
 mod fields;
+mod functions;
 mod probe;
 mod processes;
 mod unified;
 
 use std::ffi::{CString, OsStr, OsString};
-use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use nvml_wrapper::error::NvmlError as WrapperError;
 use nvml_wrapper_sys::bindings as sys;
+
+use super::loader::Library;
+use calls::function;
+use functions::Functions;
 
 pub use calls::{Handle, MemoryInfo, Utilization};
 pub use error::{CallResult, Fault, NvmlError};
@@ -34,7 +38,8 @@ pub const LIBRARY_NAMES: [&str; 3] =
 /// Dropping it calls `nvmlShutdown`; the library itself stays mapped, because driver libraries leave threads and
 /// exit handlers behind that must not lose their code. Drop it only where no call can be in flight.
 pub struct Nvml {
-    wrapper: ManuallyDrop<nvml_wrapper::Nvml>,
+    loaded: Library,
+    functions: Functions,
     library: String,
     driver: Option<String>,
     lists: processes::ListFunctions,
@@ -109,16 +114,24 @@ impl Nvml {
 
     fn open_one(name: &OsStr) -> Result<Self, NvmlError> {
         let shown = name.to_string_lossy().into_owned();
-        let wrapper = match nvml_wrapper::Nvml::builder().lib_path(name).init() {
-            Ok(wrapper) => ManuallyDrop::new(wrapper),
-            Err(error) => return Err(init_error(&shown, error)),
+        // Lazy binding: the driver library is large, and few of its functions are called.
+        let loaded = Library::open(name, libc::RTLD_LAZY).map_err(|words| load_error(&shown, words))?;
+        let functions = Functions::new();
+        // SAFETY: the table and the bindings have the same function under the same name, and there is one library.
+        let Some(init) = (unsafe { functions.nvmlInit_v2.get_as(loaded, |declared| &declared.nvmlInit_v2) })
+        else {
+            let detail = loaded.address(c"nvmlInit_v2").err().unwrap_or_default();
+            return Err(NvmlError::BadLibrary { library: shown, detail });
         };
-        let lists = processes::ListFunctions::load(wrapper.lib());
+        // SAFETY: takes nothing and may be called at any time.
+        let code = unsafe { init() };
+        error::check(code).map_err(|_| init_error(&shown, code))?;
         let mut nvml = Self {
-            wrapper,
+            loaded,
+            functions,
             library: shown,
             driver: None,
-            lists,
+            lists: processes::ListFunctions::new(),
             proc_root: PathBuf::from("/proc"),
             host_memory: HostMemorySource::default(),
             memory_v1: AtomicBool::new(false),
@@ -166,12 +179,11 @@ impl Nvml {
     /// # Errors
     /// Where the driver is not back yet.
     pub fn reinitialise(&self) -> CallResult<()> {
-        let lib = self.wrapper.lib();
-        if let Ok(shutdown) = &lib.nvmlShutdown {
+        if let Some(shutdown) = function!(self, nvmlShutdown) {
             // SAFETY: takes nothing; on a library that is not initialised it only says so.
             unsafe { shutdown() };
         }
-        let init = lib.nvmlInit_v2.as_ref().map_err(|_| Fault::Missing("nvmlInit_v2"))?;
+        let init = function!(self, nvmlInit_v2).ok_or(Fault::Missing("nvmlInit_v2"))?;
         // SAFETY: takes nothing and may be called at any time.
         error::check(unsafe { init() })
     }
@@ -226,26 +238,25 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        if let Ok(shutdown) = &self.wrapper.lib().nvmlShutdown {
+        if let Some(shutdown) = function!(self, nvmlShutdown) {
             // SAFETY: takes nothing. The owner of the only `Nvml` is dropping it, so no call is in flight.
             unsafe { shutdown() };
         }
-        // `wrapper` is left as it is: its own drop would shut down a second time and unmap the library.
     }
 }
 
-fn init_error(library: &str, error: WrapperError) -> NvmlError {
+fn load_error(library: &str, words: String) -> NvmlError {
     let library = library.to_owned();
-    match error {
-        WrapperError::LibloadingError(error) => {
-            let detail = error.to_string();
-            if detail.contains("No such file") {
-                NvmlError::NoLibrary { tried: library }
-            } else {
-                NvmlError::BadLibrary { library, detail }
-            }
-        }
-        WrapperError::FailedToLoadSymbol(detail) => NvmlError::BadLibrary { library, detail },
+    if words.contains("No such file") {
+        NvmlError::NoLibrary { tried: library }
+    } else {
+        NvmlError::BadLibrary { library, detail: words }
+    }
+}
+
+fn init_error(library: &str, code: sys::nvmlReturn_t) -> NvmlError {
+    let library = library.to_owned();
+    match WrapperError::from(code) {
         WrapperError::DriverNotLoaded => NvmlError::NoDriver { library },
         WrapperError::NoPermission | WrapperError::OperatingSystem => NvmlError::NoPermission { library },
         WrapperError::LibRmVersionMismatch => NvmlError::VersionMismatch { library },

@@ -23,8 +23,13 @@ pub fn leave(exit: JobExit) -> ! {
     {
         raise(signal);
     }
+    at_once(code(exit))
+}
+
+/// Ends gpurun with this status, from whatever thread, and runs nothing on the way out: see [`leave`].
+pub fn at_once(code: u8) -> ! {
     // SAFETY: ends the process at once; everything that had to be written was written before.
-    unsafe { libc::_exit(i32::from(code(exit))) }
+    unsafe { libc::_exit(i32::from(code)) }
 }
 
 fn raise(signal: i32) {

@@ -2,8 +2,9 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 
 /// Writes to stderr without ever waiting for a reader; what does not fit is dropped and counted.
 ///
@@ -15,6 +16,7 @@ pub struct NonBlockingStderr {
     own: Option<File>,
     fd: RawFd,
     is_socket: bool,
+    is_terminal: bool,
     piece: usize,
     closed: bool,
     dropped: u64,
@@ -27,26 +29,26 @@ impl NonBlockingStderr {
     }
 
     fn of(fd: RawFd, closed: bool) -> NonBlockingStderr {
-        let path = format!("/proc/self/fd/{fd}");
-        let kind = std::fs::metadata(&path).map(|m| m.file_type()).ok();
-        let is_socket = kind.is_some_and(|k| k.is_socket());
+        let kind = kind_of(fd);
+        // Every terminal is a character device; what is none need not be asked.
         // SAFETY: asks whether a descriptor is a terminal.
-        let is_terminal = unsafe { libc::isatty(fd) } == 1;
-        let again = kind.is_some_and(|k| k.is_fifo()) || is_terminal;
+        let is_terminal = kind == libc::S_IFCHR && unsafe { libc::isatty(fd) } == 1;
+        let again = kind == libc::S_IFIFO || is_terminal;
         let own = again.then(|| {
-            OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(&path).ok()
+            let path = format!("/proc/self/fd/{fd}");
+            OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path).ok()
         });
         let own = own.flatten();
         let fd = own.as_ref().map_or(fd, AsRawFd::as_raw_fd);
         // A pipe that is writable takes PIPE_BUF bytes at once; a terminal may have less room.
         let piece = if is_terminal { 256 } else { libc::PIPE_BUF };
-        NonBlockingStderr { own, fd, is_socket, piece, closed, dropped: 0 }
+        let is_socket = kind == libc::S_IFSOCK;
+        NonBlockingStderr { own, fd, is_socket, is_terminal, piece, closed, dropped: 0 }
     }
 
     /// Columns of the terminal it is; 80 where the terminal does not tell, `None` where it is none.
     pub fn columns(&self) -> Option<usize> {
-        // SAFETY: asks whether a descriptor is a terminal.
-        if self.closed || unsafe { libc::isatty(self.fd) } != 1 {
+        if self.closed || !self.is_terminal {
             return None;
         }
         let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
@@ -81,6 +83,19 @@ impl NonBlockingStderr {
     /// Whether gpurun has its own open file here, so that even a race for the last room cannot block.
     pub fn has_own_file(&self) -> bool {
         self.own.is_some()
+    }
+}
+
+/// The type bits of an open file; none where there is no such file.
+fn kind_of(fd: RawFd) -> libc::mode_t {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `fstat` fills the structure when it succeeds, and only then it is read.
+    unsafe {
+        if libc::fstat(fd, status.as_mut_ptr()) == 0 {
+            status.assume_init().st_mode & libc::S_IFMT
+        } else {
+            0
+        }
     }
 }
 

@@ -214,7 +214,7 @@ impl LeaseDirectory {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.dir.as_raw_fd()))
     }
 
-    /// Names of the lock files.
+    /// Names of the lock files, sorted.
     pub(super) fn names(&self) -> Result<Vec<String>, SelectionError> {
         let read = || -> io::Result<Vec<String>> {
             let mut names = Vec::new();
@@ -402,7 +402,7 @@ impl LeaseDirectory {
 
     fn state(&self, scope: &str, names: &[String], hold: Hold) -> LeaseState {
         let own = format!("{scope}.lock");
-        if self.is_locked(&own) {
+        if listed(names, &own) && self.is_locked(&own) {
             return LeaseState::Held(self.note(&own));
         }
         let taken = self.taken_below(scope, names);
@@ -451,7 +451,7 @@ impl LeaseDirectory {
         let root = file_stem(uuid);
         let own = format!("{root}.lock");
         let mut holders = Vec::new();
-        if self.is_locked(&own) {
+        if listed(&names, &own) && self.is_locked(&own) {
             holders.push(self.note(&own));
         }
         holders.extend(self.taken_below(&root, &names).into_values());
@@ -599,6 +599,11 @@ impl Lease {
             self.directory.write_note(&format!("{}.lock", part.scope), &self.holder);
         }
     }
+}
+
+/// Whether a file is among the sorted `names`: one that is not there need not be opened to know that nobody holds it.
+fn listed(names: &[String], name: &str) -> bool {
+    names.binary_search_by(|listed| listed.as_str().cmp(name)).is_ok()
 }
 
 /// The beginning of a device's file names.

@@ -1,16 +1,23 @@
-//! The driver before there is a job: asked on a thread of its own, so that a call that hangs can be told from one
-//! that is slow, and be given up. Judges nothing of what the driver says.
+//! The driver before there is a job: asked so that a call that hangs can be told from one that is slow, and be given
+//! up. Where gpurun ends with such a call it is asked here, under the eyes of a watchdog; where gpurun goes on without
+//! it, on a thread of its own. Judges nothing of what the driver says.
 
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::cli::exit::Exit;
 use crate::collectors::nvml::{Nvml, NvmlError};
+use crate::launch;
 use crate::model::device::{DeviceSnapshot, ProbeRequest};
 use crate::model::selection::Patience;
 
 use super::notice::Notices;
+use super::watchdog::{Allowance, Overdue, Watchdog};
 
 /// How long the driver may take before the user hears of it. Without persistence mode it may well need seconds.
 const SLOW: Duration = Duration::from_secs(5);
@@ -77,10 +84,110 @@ pub(super) enum DriverError {
     Thread(std::io::Error),
 }
 
+/// How gpurun ends where it can do nothing without the driver, and the driver says nothing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ending {
+    /// The status.
+    pub exit: Exit,
+    /// Before the words about a driver that does not even open.
+    pub opening: &'static str,
+    /// Not a word of a driver that is only slow.
+    pub quiet: bool,
+}
+
+impl Ending {
+    /// What is said at the end.
+    pub fn line(&self, opened: bool, error: &DriverError) -> String {
+        let before = if opened { "" } else { self.opening };
+        format!("{before}{error}")
+    }
+}
+
+/// An open driver. Dropped, it is left as it is: the process ends then, and the kernel closes in less time what the
+/// driver's own shutdown could also hang in.
+pub(super) struct Driver(Seat);
+
+/// Who asks it.
+enum Seat {
+    /// This thread.
+    Here(ManuallyDrop<Box<Nvml>>, Watchdog),
+    /// Another one.
+    Apart(Apart),
+}
+
+impl Driver {
+    /// Opens the driver for what cannot be done without it. The patience that was asked for is kept; without any, a
+    /// driver that does not answer ends the process, as its error would.
+    ///
+    /// # Errors
+    /// It cannot be opened, or does not answer in the time that was asked for.
+    pub fn open_or_end(
+        library: Option<PathBuf>,
+        patience: Patience,
+        ending: Ending,
+    ) -> Result<Self, DriverError> {
+        if patience != Patience::None {
+            return Self::open(library, Limits::of(patience), &mut teller(ending.quiet));
+        }
+        let opened = Arc::new(AtomicBool::new(false));
+        let is_open = Arc::clone(&opened);
+        let watchdog = Watchdog::start(Allowance { slow: SLOW, each: EACH }, move |overdue| match overdue {
+            Overdue::Slow => Notices::new(ending.quiet).say(SLOW_LINE),
+            Overdue::TooSlow(taken) => {
+                let line = ending.line(is_open.load(Ordering::Relaxed), &DriverError::Silent(taken));
+                Notices::new(ending.quiet).error(&line);
+                launch::exit::at_once(ending.exit.code())
+            }
+        })
+        .map_err(DriverError::Thread)?;
+        let nvml = watchdog.watch(|| Nvml::open(library.as_deref()))?;
+        opened.store(true, Ordering::Relaxed);
+        Ok(Self(Seat::Here(ManuallyDrop::new(Box::new(nvml)), watchdog)))
+    }
+
+    /// Opens the driver on a thread of its own; `say` tells the user that it is slow.
+    ///
+    /// # Errors
+    /// It cannot be opened, or does not answer in time; its thread is left behind then.
+    pub fn open(
+        library: Option<PathBuf>,
+        limits: Limits,
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Self, DriverError> {
+        Apart::open(library, limits, say).map(|apart| Self(Seat::Apart(apart)))
+    }
+
+    /// Looks at the devices.
+    ///
+    /// # Errors
+    /// What the driver says, or that it says nothing.
+    pub fn probe(
+        &mut self,
+        request: &ProbeRequest,
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Vec<DeviceSnapshot>, DriverError> {
+        match &mut self.0 {
+            Seat::Here(nvml, watchdog) => Ok(watchdog.watch(|| nvml.probe(request))?),
+            Seat::Apart(apart) => apart.probe(request, say),
+        }
+    }
+
+    /// The driver itself, for whoever reads it from here on; `None` where a call still hangs.
+    pub fn into_nvml(self) -> Option<Nvml> {
+        match self.0 {
+            Seat::Here(nvml, watchdog) => {
+                watchdog.stop();
+                Some(*ManuallyDrop::into_inner(nvml))
+            }
+            Seat::Apart(apart) => apart.into_nvml(),
+        }
+    }
+}
+
 type Answer = (u64, Result<Vec<DeviceSnapshot>, NvmlError>);
 
 /// An open driver on its thread.
-pub(super) struct Driver {
+struct Apart {
     requests: SyncSender<(u64, ProbeRequest)>,
     answers: Receiver<Answer>,
     thread: JoinHandle<Option<Nvml>>,
@@ -89,12 +196,8 @@ pub(super) struct Driver {
     slow_said: bool,
 }
 
-impl Driver {
-    /// Opens the driver; `say` tells the user that it is slow.
-    ///
-    /// # Errors
-    /// It cannot be opened, or does not answer in time; its thread is left behind then.
-    pub fn open(
+impl Apart {
+    fn open(
         library: Option<PathBuf>,
         limits: Limits,
         say: &mut dyn FnMut(&str),
@@ -132,11 +235,7 @@ impl Driver {
         }
     }
 
-    /// Looks at the devices.
-    ///
-    /// # Errors
-    /// What the driver says, or that it says nothing.
-    pub fn probe(
+    fn probe(
         &mut self,
         request: &ProbeRequest,
         say: &mut dyn FnMut(&str),
@@ -156,8 +255,7 @@ impl Driver {
         }
     }
 
-    /// The driver itself, for whoever reads it from here on; `None` where a call still hangs.
-    pub fn into_nvml(self) -> Option<Nvml> {
+    fn into_nvml(self) -> Option<Nvml> {
         drop((self.requests, self.answers));
         self.thread.join().ok().flatten()
     }
@@ -165,8 +263,8 @@ impl Driver {
 
 /// Tells the user, unless quiet; never waits for a reader.
 pub(super) fn teller(quiet: bool) -> impl FnMut(&str) {
-    let notices = Notices::new(quiet);
-    move |line| notices.say(line)
+    // It seldom is slow: the way to the user is made when there is something to say.
+    move |line| Notices::new(quiet).say(line)
 }
 
 /// Waits for a message within the limits, and tells the user once when it is slow.
@@ -190,5 +288,19 @@ fn wait<T>(
     match left {
         Some(left) => from.recv_timeout(left.saturating_sub(begun.elapsed())),
         None => from.recv().map_err(|_| RecvTimeoutError::Disconnected),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_that_says_nothing_has_the_same_words_wherever_it_is_asked() {
+        let ending = Ending { exit: Exit::OwnFailure, opening: "GPUs cannot be chosen: ", quiet: true };
+        let silent = DriverError::Silent(EACH + Duration::from_millis(3));
+        let words = "the NVIDIA driver has not answered for 60 s; does nvidia-smi?";
+        assert_eq!(ending.line(false, &silent), format!("GPUs cannot be chosen: {words}"));
+        assert_eq!(ending.line(true, &silent), words);
     }
 }

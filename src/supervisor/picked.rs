@@ -16,7 +16,7 @@ use crate::selection::lease::Lease;
 use crate::selection::visible;
 
 use super::choose::{self, ChooseError, Screen, Surroundings, VISIBLE_VARIABLE};
-use super::driver::{self, Driver, DriverError, Limits};
+use super::driver::{self, Driver, DriverError, Ending, Limits};
 use super::job::Refusal;
 use super::notice::Notices;
 use super::watched::Watched;
@@ -52,15 +52,17 @@ impl Picked {
             .settings(Purpose::Job)
             .map_err(|mistakes| Refusal::new(Exit::Usage, mistakes.to_string()))?;
         let quiet = args.common.quiet;
-        let mut say = driver::teller(quiet);
         let limits = Limits::of(settings.patience);
-        let mut driver = Driver::open(args.common.library(), limits, &mut say).map_err(|error| {
-            let exit = match error {
-                DriverError::Silent(_) if limits.are_over() => Exit::WaitedTooLong,
-                _ => Exit::OwnFailure,
-            };
-            Refusal::new(exit, format!("GPUs cannot be chosen: {error}"))
-        })?;
+        let ending = Ending { exit: Exit::OwnFailure, opening: "GPUs cannot be chosen: ", quiet };
+        let mut driver =
+            Driver::open_or_end(args.common.library(), settings.patience, ending).map_err(|error| {
+                let exit = match error {
+                    DriverError::Silent(_) if limits.are_over() => Exit::WaitedTooLong,
+                    _ => ending.exit,
+                };
+                Refusal::new(exit, ending.line(false, &error))
+            })?;
+        let mut say = driver::teller(quiet);
         let command: Vec<String> =
             args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let mut stderr = NonBlockingStderr::new();

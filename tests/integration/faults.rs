@@ -128,6 +128,24 @@ fn before_the_job_a_hanging_driver_is_waited_for_as_long_as_was_asked() {
     assert_eq!((describe(output.status).as_str(), output.stdout.as_slice()), ("code 7", &b"0\n"[..]));
 }
 
+#[test]
+fn an_answer_does_not_wait_for_a_driver_that_hangs_when_it_is_shut_down() {
+    let dir = tempfile::tempdir().unwrap();
+    let driver = machine(dir.path(), hang("nvmlShutdown", 0));
+    let lines: [(&[&str], &str); 4] = [
+        (&["select"], "code 0"),
+        (&["select", "-n", "2"], "code 4"),
+        (&["devices"], "code 0"),
+        (&["-n", "2", "--", "true"], "code 75"),
+    ];
+    for (line, status) in lines {
+        let mut command = gpurun(dir.path(), line);
+        driver.apply(&mut command);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        assert_eq!(describe(output.status), status, "{line:?}: {}", said(&output));
+    }
+}
+
 /// Runs a script of `sh` as root of a new mount namespace, where nothing that it mounts is left behind.
 fn in_own_mounts(script: &str, args: &[&Path]) -> Output {
     let mut command = Command::new("unshare");

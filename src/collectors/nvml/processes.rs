@@ -10,7 +10,9 @@ use nvml_wrapper_sys::bindings as sys;
 
 use super::calls::call;
 use super::error::{CallResult, Fault, check};
+use super::functions::Function;
 use super::{Handle, Nvml};
+use crate::collectors::loader::Library;
 
 /// One process in one list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,37 +45,34 @@ const COMPUTE: usize = 0;
 const GRAPHICS: usize = 1;
 const MPS: usize = 2;
 
-/// The list functions by kind, newest version first.
+/// The list functions by kind, newest version first: the bindings leave the older versions out.
 #[derive(Debug)]
-pub(super) struct ListFunctions([[Option<ListFunction>; 3]; 3]);
+pub(super) struct ListFunctions([[Function; 3]; 3]);
 
 impl ListFunctions {
-    /// Looks the nine symbols up by name: the bindings leave the older versions out.
-    pub(super) fn load(lib: &sys::NvmlLib) -> Self {
-        let names: [[&[u8]; 3]; 3] = [
+    pub(super) const fn new() -> Self {
+        Self([
             [
-                b"nvmlDeviceGetComputeRunningProcesses_v3\0",
-                b"nvmlDeviceGetComputeRunningProcesses_v2\0",
-                b"nvmlDeviceGetComputeRunningProcesses\0",
+                Function::new(c"nvmlDeviceGetComputeRunningProcesses_v3"),
+                Function::new(c"nvmlDeviceGetComputeRunningProcesses_v2"),
+                Function::new(c"nvmlDeviceGetComputeRunningProcesses"),
             ],
             [
-                b"nvmlDeviceGetGraphicsRunningProcesses_v3\0",
-                b"nvmlDeviceGetGraphicsRunningProcesses_v2\0",
-                b"nvmlDeviceGetGraphicsRunningProcesses\0",
+                Function::new(c"nvmlDeviceGetGraphicsRunningProcesses_v3"),
+                Function::new(c"nvmlDeviceGetGraphicsRunningProcesses_v2"),
+                Function::new(c"nvmlDeviceGetGraphicsRunningProcesses"),
             ],
             [
-                b"nvmlDeviceGetMPSComputeRunningProcesses_v3\0",
-                b"nvmlDeviceGetMPSComputeRunningProcesses_v2\0",
-                b"nvmlDeviceGetMPSComputeRunningProcesses\0",
+                Function::new(c"nvmlDeviceGetMPSComputeRunningProcesses_v3"),
+                Function::new(c"nvmlDeviceGetMPSComputeRunningProcesses_v2"),
+                Function::new(c"nvmlDeviceGetMPSComputeRunningProcesses"),
             ],
-        ];
-        Self(names.map(|versions| {
-            versions.map(|name| {
-                // SAFETY: these functions take a handle, a count and a buffer. The pointer is used only while the
-                // library is mapped, and `Nvml` never unmaps it.
-                unsafe { lib.__library.get::<ListFunction>(name) }.ok().map(|symbol| *symbol)
-            })
-        }))
+        ])
+    }
+
+    fn get(&self, library: Library, kind: usize, version: usize) -> Option<ListFunction> {
+        // SAFETY: these functions take a handle, a count and a buffer, and an `Nvml` has one library.
+        self.0.get(kind)?.get(version).and_then(|function| unsafe { function.get(library) })
     }
 }
 
@@ -255,11 +254,7 @@ impl Nvml {
         let first = self.list_versions.get(kind).map_or(0, |version| version.load(Ordering::Relaxed));
         let mut fault = Fault::Missing("nvmlDeviceGetComputeRunningProcesses");
         for version in first..3 {
-            let Some(function) =
-                self.lists.0.get(kind).and_then(|versions| versions.get(version).copied().flatten())
-            else {
-                continue;
-            };
+            let Some(function) = self.lists.get(self.loaded, kind, version) else { continue };
             match list_by(function, device, buffer) {
                 Ok(count) => {
                     let ProcessBuffer { raw, one, .. } = buffer;

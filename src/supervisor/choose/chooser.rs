@@ -66,11 +66,15 @@ impl Chooser<'_> {
             return Err(ChooseError::Never(self.never(&look, attainable)));
         }
         let waits = self.settings.patience != Patience::None;
-        if look.choice.enough
-            && !(waits && self.anybody_waits(&look)?)
-            && let Some(settled) = self.attempt()?
-        {
-            return Ok(settled);
+        if look.choice.enough && !(waits && self.anybody_waits(&look)?) {
+            if self.directory.is_none() || self.holder.is_none() {
+                // Nothing is taken, so there is nothing to look for again.
+                let Look { candidates, choice } = look;
+                return Ok(Settled { candidates, choice, lease: None });
+            }
+            if let Some(settled) = self.attempt()? {
+                return Ok(settled);
+            }
         }
         if !waits {
             // Read again: what stood in the way may have come between the two looks.

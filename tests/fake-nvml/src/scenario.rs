@@ -414,34 +414,36 @@ impl Scenario {
     /// A sentence: not TOML, an unknown key, an unknown error name, an impossible number.
     pub fn parse(text: &str) -> Result<Self, ScenarioError> {
         let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
+        table.iter().try_for_each(|(key, value)| check_names(value, key))?;
         let defaults = match table.remove("defaults") {
             Some(toml::Value::Table(defaults)) => defaults,
             None => toml::Table::new(),
             Some(_) => return Err("`defaults` is not a table".into()),
         };
-        if let Some(toml::Value::Array(gpus)) = table.get_mut("gpu") {
-            let mut all = Vec::new();
-            for gpu in gpus.drain(..) {
-                let toml::Value::Table(mut gpu) = gpu else {
-                    return Err("`gpu` is not a list of tables".into());
-                };
-                let count = match gpu.remove("count") {
-                    None => 1,
-                    Some(toml::Value::Integer(count @ 0..=1024)) => count,
-                    Some(other) => return Err(format!("count = {other:?}: 0 to 1024")),
-                };
-                for (key, value) in &defaults {
-                    if !gpu.contains_key(key) {
-                        gpu.insert(key.clone(), value.clone());
-                    }
-                }
-                for _ in 0..count {
-                    all.push(toml::Value::Table(gpu.clone()));
+        let written = match table.remove("gpu") {
+            Some(toml::Value::Array(written)) => written,
+            None => Vec::new(),
+            Some(_) => return Err("`gpu` is not a list of tables".into()),
+        };
+        let mut scenario: Self = toml::Value::Table(table).try_into().map_err(|error| error.to_string())?;
+        for gpu in written {
+            let toml::Value::Table(mut gpu) = gpu else {
+                return Err("`gpu` is not a list of tables".into());
+            };
+            let count = match gpu.remove("count") {
+                None => 1,
+                Some(toml::Value::Integer(count @ 0..=1024)) => count as usize,
+                Some(other) => return Err(format!("count = {other:?}: 0 to 1024")),
+            };
+            for (key, value) in &defaults {
+                if !gpu.contains_key(key) {
+                    gpu.insert(key.clone(), value.clone());
                 }
             }
-            *gpus = all;
+            // Read once, however many alike there are: every program that loads the library waits for this.
+            let gpu: Gpu = toml::Value::Table(gpu).try_into().map_err(|error| error.to_string())?;
+            scenario.gpu.resize(scenario.gpu.len() + count, gpu);
         }
-        let scenario: Self = toml::Value::Table(table).try_into().map_err(|error| error.to_string())?;
         scenario.check()?;
         Ok(scenario)
     }
@@ -467,8 +469,7 @@ impl Scenario {
                 }
             }
         }
-        let json = serde_json::to_value(self).map_err(|error| error.to_string())?;
-        check_names(&json, "")
+        Ok(())
     }
 
     /// The scenario as TOML text that [`Scenario::parse`] reads back.
@@ -526,7 +527,7 @@ impl Scenario {
 }
 
 /// Text where a number belongs must be an error's name: a typo must not become an error of its own.
-fn check_names(value: &serde_json::Value, key: &str) -> Result<(), ScenarioError> {
+fn check_names(value: &toml::Value, key: &str) -> Result<(), ScenarioError> {
     const TEXT: &[&str] = &[
         "driver_version",
         "nvml_version",
@@ -546,14 +547,14 @@ fn check_names(value: &serde_json::Value, key: &str) -> Result<(), ScenarioError
         "hang_while",
     ];
     match value {
-        serde_json::Value::String(_) if TEXT.contains(&key) => Ok(()),
-        serde_json::Value::String(text) if key == "energy" && text == "from-power" => Ok(()),
-        serde_json::Value::String(text) if key == "memory" && text == "N/A" => Ok(()),
-        serde_json::Value::String(text) if codes::by_name(text).is_none() => {
+        toml::Value::String(_) if TEXT.contains(&key) => Ok(()),
+        toml::Value::String(text) if key == "energy" && text == "from-power" => Ok(()),
+        toml::Value::String(text) if key == "memory" && text == "N/A" => Ok(()),
+        toml::Value::String(text) if codes::by_name(text).is_none() => {
             Err(format!("{key} = {text:?}: neither a number nor the name of an NVML error"))
         }
-        serde_json::Value::Array(items) => items.iter().try_for_each(|item| check_names(item, key)),
-        serde_json::Value::Object(map) => map.iter().try_for_each(|(key, value)| check_names(value, key)),
+        toml::Value::Array(items) => items.iter().try_for_each(|item| check_names(item, key)),
+        toml::Value::Table(map) => map.iter().try_for_each(|(key, value)| check_names(value, key)),
         _ => Ok(()),
     }
 }
