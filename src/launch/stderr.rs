@@ -1,5 +1,6 @@
 //! gpurun's own words on stderr, which it shares with the job: they must never make gpurun wait.
 
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
@@ -122,6 +123,14 @@ impl Write for NonBlockingStderr {
         Ok(buffer.len())
     }
 
+    /// One line is one write: in pieces it would mix with what the job says.
+    fn write_fmt(&mut self, arguments: fmt::Arguments<'_>) -> io::Result<()> {
+        match arguments.as_str() {
+            Some(text) => self.write_all(text.as_bytes()),
+            None => self.write_all(arguments.to_string().as_bytes()),
+        }
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -151,6 +160,18 @@ mod tests {
         let mut got = Vec::new();
         reader.read_to_end(&mut got).unwrap();
         assert_eq!(got.len() as u64 + dropped, 200_000);
+    }
+
+    #[test]
+    fn a_line_is_one_write() {
+        let (reader, writer) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let mut out = NonBlockingStderr::of(writer.as_raw_fd(), false);
+        let (name, number) = ("GPU", 7);
+        let line: &mut dyn Write = &mut out;
+        writeln!(line, "gpurun: {name} {number}: {}", "x".repeat(9)).unwrap();
+        let mut packet = [0; 100];
+        let got = reader.recv(&mut packet).unwrap();
+        assert_eq!(&packet[..got], b"gpurun: GPU 7: xxxxxxxxx\n");
     }
 
     #[test]

@@ -287,6 +287,9 @@ impl Series {
             return 0;
         }
         let first = read.saturating_add(self.limit);
+        if to <= first {
+            return 0;
+        }
         // Two reads are overdue at `first`, one more each pace after it.
         let before = |instant: u64| match instant.checked_sub(first) {
             None | Some(0) => 0,

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write as _};
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -143,14 +143,13 @@ fn put_text(out: &mut Vec<u8>, field: &[u8]) {
 /// The shortest text that reads back as the same number, always with a point or an exponent.
 fn put_float(out: &mut Vec<u8>, value: Option<f64>) {
     if let Some(value) = value.filter(|v| v.is_finite()) {
-        // Writing to a vector cannot fail.
-        let _ = write!(out, "{value:?}");
+        out.extend_from_slice(zmij::Buffer::new().format_finite(value).as_bytes());
     }
 }
 
 fn put_int(out: &mut Vec<u8>, value: Option<impl Into<i64>>) {
     if let Some(value) = value {
-        let _ = write!(out, "{}", value.into());
+        out.extend_from_slice(itoa::Buffer::new().format(value.into()).as_bytes());
     }
 }
 
@@ -208,9 +207,17 @@ impl Lines {
                 Cell::Int(value) => put_int(out, value),
             }
         }
+        let mut before = (None, out.len()..out.len());
         for value in row.stats {
             out.push(b',');
-            put_float(out, value);
+            let (bits, start) = (value.map(f64::to_bits), out.len());
+            // What stood still has the same mean, minimum, maximum and last value.
+            if bits == before.0 {
+                out.extend_from_within(before.1);
+            } else {
+                put_float(out, value);
+            }
+            before = (bits, start..out.len());
         }
         for count in [row.samples, row.missing] {
             out.push(b',');

@@ -30,9 +30,21 @@ pub fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty())
 }
 
-/// The lines of a text.
+/// The lines of a text, empty ones left out.
 pub fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
-    text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty())
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        // On a large host these files are tens of kilobytes.
+        while !rest.is_empty() {
+            let end = memchr::memchr(b'\n', rest).unwrap_or(rest.len());
+            let line = &rest[..end];
+            rest = rest.get(end + 1..).unwrap_or_default();
+            if !line.is_empty() {
+                return Some(line);
+            }
+        }
+        None
+    })
 }
 
 /// What gpurun uses of `/proc/PID/stat`. Times are in clock ticks.
@@ -205,6 +217,9 @@ pub fn meminfo(text: &[u8]) -> Option<MemInfo> {
             continue;
         };
         *slot = words(line).nth(1).and_then(number).and_then(|kib| kib.checked_mul(1024));
+        if total.is_some() && available.is_some() && swap_total.is_some() && swap_free.is_some() {
+            break;
+        }
     }
     Some(MemInfo {
         total: total?,
