@@ -4,6 +4,9 @@
 //!
 //! A line of a plan: `sample`, `keep PATH` (opened once, then read in place), `open PATH` (opened, read and closed),
 //! `call FUNCTION GPU`. When the plan is over it begins again. Prints nanoseconds of CPU a sample.
+//!
+//! `floor probe` is the least that choosing can cost: it opens the driver, asks each GPU for its UUID and its memory,
+//! prints how many there are, and ends.
 
 #![allow(clippy::missing_transmute_annotations, reason = "each variant of Function names its signature")]
 
@@ -160,6 +163,24 @@ fn call(function: Function, device: Device, room: &mut Room) {
     }
 }
 
+/// Asks each GPU what a choice by free memory has to know.
+fn probe() -> Result<(), Box<dyn Error>> {
+    let driver = Driver::open(&std::env::var("GPURUN_NVML_LIBRARY")?)?;
+    // SAFETY: NVML's documented signature.
+    let uuid: unsafe extern "C" fn(Device, *mut u8, c_uint) -> Ret =
+        unsafe { std::mem::transmute(driver.symbol("nvmlDeviceGetUUID")?) };
+    let memory = driver.function("nvmlDeviceGetMemoryInfo_v2")?;
+    let mut room = Room { words: vec![0; 64], fields: [FieldValue::default(); 9] };
+    let mut text = [0_u8; 96];
+    for device in &driver.devices {
+        // SAFETY: room for 96 bytes.
+        unsafe { uuid(*device, text.as_mut_ptr(), 96) };
+        call(memory, *device, &mut room);
+    }
+    writeln!(std::io::stdout(), "{}", driver.devices.len())?;
+    Ok(())
+}
+
 fn cpu() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes one timespec.
@@ -169,6 +190,9 @@ fn cpu() -> Duration {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
+    if words == ["probe"] {
+        return probe();
+    }
     let [plan, interval, samples, warmup] = words.as_slice() else {
         return Err("usage: floor PLAN INTERVAL_MS SAMPLES WARMUP".into());
     };
