@@ -89,6 +89,9 @@ pub enum WriterError {
     /// The file is there and nothing says what to do with it.
     #[error("{path} exists already; use --overwrite, --append or another name", path = .0.display())]
     Exists(PathBuf),
+    /// A device, a FIFO or a directory: rows are taken back after a failed write, which only a file allows.
+    #[error("{path} is no regular file", path = .0.display())]
+    NotAFile(PathBuf),
     /// Another process writes it.
     #[error("{path} is being written by a running gpurun", path = .0.display())]
     Busy(PathBuf),
@@ -146,6 +149,11 @@ pub enum WriterError {
 }
 
 impl WriterError {
+    /// The error of a path that is taken: what may be done about it depends on what is there.
+    fn taken(path: &std::path::Path) -> Self {
+        if path.is_file() { Self::Exists(path.to_owned()) } else { Self::NotAFile(path.to_owned()) }
+    }
+
     fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| WriterError::Io { action, path, source }

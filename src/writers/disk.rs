@@ -35,7 +35,7 @@ impl LogFile {
     pub(super) fn create(path: &Path) -> Result<LogFile, WriterError> {
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).map_err(|e| {
             if e.kind() == io::ErrorKind::AlreadyExists {
-                WriterError::Exists(path.to_owned())
+                WriterError::taken(path)
             } else {
                 WriterError::io("create", path)(e)
             }
@@ -48,6 +48,10 @@ impl LogFile {
     pub(super) fn existing(path: &Path) -> Result<LogFile, WriterError> {
         let file =
             OpenOptions::new().read(true).write(true).open(path).map_err(WriterError::io("open", path))?;
+        let found = file.metadata().map_err(WriterError::io("look at", path))?;
+        if !found.is_file() {
+            return Err(WriterError::NotAFile(path.to_owned()));
+        }
         lock(&file, path)?;
         let good = file.metadata().map_err(WriterError::io("look at", path))?.len();
         Ok(LogFile { path: path.to_owned(), file, good, dirty: false, torn: false })
@@ -221,6 +225,13 @@ mod tests {
         assert_eq!(log.check().unwrap(), Fate::Emptied);
         log.append(b"two\n").unwrap();
         assert_eq!(content(&path), "two\n");
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused() {
+        let device = Path::new("/dev/null");
+        assert!(matches!(LogFile::existing(device), Err(WriterError::NotAFile(_))));
+        assert!(matches!(LogFile::create(device), Err(WriterError::NotAFile(_))));
     }
 
     #[test]

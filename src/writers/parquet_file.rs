@@ -171,7 +171,8 @@ pub(super) fn open(target: &Target, path: &Path, settings: &WriterSettings) -> R
     // `path` is no link: the rename at the end replaces the file itself.
     let journal = journal_path(path);
     match settings.mode {
-        Mode::CreateNew if path.exists() => return Err(WriterError::Exists(path.to_owned())),
+        Mode::CreateNew if path.exists() => return Err(WriterError::taken(path)),
+        _ if path.exists() && !path.is_file() => return Err(WriterError::NotAFile(path.to_owned())),
         Mode::Append if path.exists() => check_layout(path, settings.layout)?,
         _ => {}
     }

@@ -85,7 +85,13 @@ impl Target {
         }
         check_templates(text)?;
         let path = PathBuf::from(text);
-        let suffix = path.extension().map(|s| s.to_string_lossy().to_ascii_lowercase());
+        // A name that is nothing but a suffix is a hidden file of that kind.
+        let hidden =
+            || path.file_name()?.to_str()?.strip_prefix('.').filter(|s| ["csv", "parquet"].contains(s));
+        let suffix = path
+            .extension()
+            .map(|s| s.to_string_lossy().to_ascii_lowercase())
+            .or_else(|| hidden().map(str::to_owned));
         let is_directory = text.ends_with('/') || path.is_dir();
         match suffix.as_deref() {
             Some("csv" | "parquet") if is_directory => Err(TargetError::IsDirectory(text.to_owned())),
@@ -213,6 +219,8 @@ mod tests {
         assert_eq!(Target::parse("a/b.csv"), Ok(Target::Csv("a/b.csv".into())));
         assert_eq!(Target::parse("B.PARQUET"), Ok(Target::Parquet("B.PARQUET".into())));
         assert_eq!(Target::parse("tensorboard:runs/x.csv"), Ok(Target::TensorBoard("runs/x.csv".into())));
+        assert_eq!(Target::parse("a/.csv"), Ok(Target::Csv("a/.csv".into())));
+        assert_eq!(Target::parse(".runs"), Ok(Target::TensorBoard(".runs".into())));
         assert_eq!(Target::parse("runs/exp1"), Ok(Target::TensorBoard("runs/exp1".into())));
         assert_eq!(Target::parse("runs/v1.5/"), Ok(Target::TensorBoard("runs/v1.5/".into())));
         assert!(matches!(Target::parse("m.json"), Err(TargetError::UnknownSuffix { .. })));
