@@ -85,6 +85,12 @@ fn stop(error: &clap::Error, argv: &[OsString], separated: bool) -> Stop {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => return Stop::Print(error.to_string()),
+        ErrorKind::InvalidUtf8 => {
+            let own = argv.iter().skip(1).take_while(|word| *word != "--");
+            if let Some(word) = own.into_iter().find(|word| word.to_str().is_none()) {
+                return Stop::Usage(format!("{word:?} is not UTF-8"));
+            }
+        }
         ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument if !separated => {
             let word = match error
                 .get(ContextKind::InvalidSubcommand)

@@ -1,10 +1,12 @@
 //! The command line: wrong input is one clear line and exit 2, before anything happens.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Output};
 
 use crate::support;
 
-fn gpurun(args: &[&str]) -> Output {
+fn gpurun<T: AsRef<OsStr>>(args: &[T]) -> Output {
     Command::new(support::gpurun())
         .args(args)
         .env("GPURUN_NVML_LIBRARY", "/nonexistent/libnvidia-ml.so.1")
@@ -14,7 +16,7 @@ fn gpurun(args: &[&str]) -> Output {
 }
 
 /// Runs it, asserts exit 2 with one line on stderr and nothing on stdout, and gives the line.
-fn mistake(args: &[&str]) -> String {
+fn mistake<T: AsRef<OsStr> + std::fmt::Debug>(args: &[T]) -> String {
     let output = gpurun(args);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
@@ -66,6 +68,9 @@ fn wrong_input_is_one_line_and_exit_2() {
         assert!(line.contains(word), "{args:?}: {line}");
         assert!(line.len() < 400, "{args:?}: {line}");
     }
+    let broken = OsStr::from_bytes(b"\xffx.csv");
+    let line = mistake(&[OsStr::new("--log"), broken, OsStr::new("--"), OsStr::new("true")]);
+    assert_eq!(line, "gpurun: \"\\xFFx.csv\" is not UTF-8\n");
     assert!(!std::path::Path::new("x.csv").exists(), "a usage error comes before any file");
 }
 
