@@ -49,6 +49,11 @@ pub struct Node {
     restless: u8,
     /// It had no children when they were last looked for, which was after its last read.
     childless: bool,
+    /// It is the first process of a PID namespace, or may be: orphans of those who joined the namespace become its
+    /// children, though they descend from others.
+    adopts: bool,
+    /// Its first thread has ended and others live on: the kernel shows a zombie without memory.
+    leaderless: bool,
     files: Files,
     tasks: Vec<Task>,
     task_turn: usize,
@@ -402,8 +407,8 @@ impl Tree {
         false
     }
 
-    /// Lets a process that has not run since it was read go unread for at most so many passes. What others may do
-    /// to it meanwhile (memory that the kernel takes away) is seen then. Before this call every pass reads all.
+    /// Lets a process that has not run since it was read go unread for at most so many passes. What others may do to
+    /// its memory meanwhile (take it away, or give it huge pages) is seen then. Before this call every pass reads all.
     pub fn rest(&mut self, passes: u32) {
         self.rest_passes = passes;
     }
@@ -513,7 +518,7 @@ impl Tree {
             node.childless &= rests && !unsettled;
             if walks && !node.gone && !node.childless {
                 self.found.clear();
-                if node.threads > 1 && node.files.task.is_none() {
+                if node.threads > 1 && node.files.task.is_none() && self.budget.left > 0 {
                     let task = StackPath::of_process(node.key.pid, "task");
                     node.files.task = self.budget.keep(&mut node.files.held, self.proc.dir(&task));
                 }
@@ -531,7 +536,7 @@ impl Tree {
                         found: &mut self.found,
                     },
                 );
-                node.childless = self.found.is_empty();
+                node.childless = self.found.is_empty() && !node.adopts;
                 self.add_found();
             }
             place += 1;
@@ -626,6 +631,8 @@ impl Tree {
             rest: Rest::Awake,
             restless: 0,
             childless: false,
+            adopts: true,
+            leaderless: false,
             files,
             tasks: Vec::new(),
             task_turn: 0,
@@ -641,7 +648,7 @@ impl Tree {
         if matches!(node.rest, Rest::Awake | Rest::Unknown) || self.rest_passes == 0 {
             return (None, false);
         }
-        if node.files.sched.is_none() {
+        if node.files.sched.is_none() && self.budget.left > 0 {
             let path = StackPath::of_process(node.key.pid, "schedstat");
             node.files.sched = self.budget.keep(&mut node.files.held, self.proc.file(&path));
         }
@@ -694,10 +701,13 @@ impl Tree {
             node.comm[..name.len()].copy_from_slice(name);
         }
         node.ppid = stat.ppid;
-        let zombie = matches!(stat.state, b'Z' | b'X');
+        let ended = matches!(stat.state, b'Z' | b'X');
+        let zombie = ended && stat.threads <= 1;
+        let leaderless = ended && !zombie;
         // A thread that ends hands its children to another one, a process to gpurun.
         let hands_over = zombie && !node.zombie;
-        self.unsettled |= hands_over || stat.threads < node.threads;
+        self.unsettled |= hands_over || stat.threads < node.threads || (leaderless && !node.leaderless);
+        node.leaderless = leaderless;
         node.zombie = zombie;
         node.threads = stat.threads;
         let own = stat.own_ticks as f64 * self.seconds_per_tick;
@@ -736,15 +746,29 @@ impl Tree {
         if node.zombie {
             node.rss = Some(0);
         } else {
-            let statm = read_kept(node.files.statm.as_ref(), &self.proc, || at("statm"), &mut self.buffer);
+            // Memory is told by a thread that lives; the first one nearly always does.
+            let other = if leaderless { living_thread(&self.proc, pid, &mut self.names) } else { None };
+            let at = |name: &str| match other {
+                Some(tid) => StackPath::of_thread(pid, tid, name),
+                None => StackPath::of_process(pid, name),
+            };
+            let statm = read_kept(
+                node.files.statm.as_ref().filter(|_| other.is_none()),
+                &self.proc,
+                || at("statm"),
+                &mut self.buffer,
+            );
             node.rss = statm.ok().and_then(parse::statm_resident).map(|pages| pages * self.page_bytes);
-            // Resident memory cannot have risen without a page fault.
+            // What the process itself does to its memory makes it rise with a page fault only.
             if faulted {
-                if node.files.status.is_none() {
+                if node.files.status.is_none() && other.is_none() && self.budget.left > 0 {
                     node.files.status = self.budget.keep(&mut node.files.held, self.proc.file(&at("status")));
                 }
-                let status =
-                    read_kept(node.files.status.as_ref(), &self.proc, || at("status"), &mut self.buffer);
+                let kept = node.files.status.as_ref().filter(|_| other.is_none());
+                let status = read_kept(kept, &self.proc, || at("status"), &mut self.buffer);
+                if let Some((inner, _)) = status.ok().and_then(parse::status_namespaces) {
+                    node.adopts = inner == 1;
+                }
                 if let Some(peak) = status.ok().and_then(parse::status_peak) {
                     let since_start = first && !node.history;
                     if (since_start || node.peak_known.is_some_and(|known| peak > known))
@@ -947,6 +971,19 @@ fn read_kept<'b>(
         Some(file) => file.read(buffer),
         None => proc.file(&path())?.read(buffer),
     }
+}
+
+/// A thread of the process other than the first.
+fn living_thread(proc: &Dir, pid: i32, names: &mut Buffer) -> Option<i32> {
+    let mut found = None;
+    let dir = proc.dir(&StackPath::of_process(pid, "task")).ok()?;
+    dir.numbers(names, |tid| {
+        if tid != pid {
+            found.get_or_insert(tid);
+        }
+    })
+    .ok()?;
+    found
 }
 
 /// Where the children of one process are listed.

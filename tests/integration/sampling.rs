@@ -374,6 +374,56 @@ fn a_process_that_has_not_run_is_not_read_again() {
     assert_eq!(rss(&mut watch), 3.0);
 }
 
+/// Whoever joins a PID namespace and ends leaves its children to the namespace's first process, which need not run
+/// for that and need not have had any.
+#[test]
+fn the_first_process_of_a_namespace_is_asked_for_children_though_it_rests() {
+    for (namespaces, seen) in [("10 1", 2.0), ("10", 1.0)] {
+        let fake = FakeProc::new();
+        let forks = |n: u32| fake.write("stat", &format!("cpu  1 0 0 9\ncpu0 1\nbtime 3\nprocesses {n}\n"));
+        let process = Fake::new(10, GPURUN);
+        fake.put(&process);
+        let status = format!("Name:\tx\nNSpid:\t{}\nVmHWM:\t{} kB\n", namespaces, process.pages * 4);
+        fake.write("10/status", &status);
+        fake.write("10/schedstat", "500 20 3\n");
+        fake.children(GPURUN, GPURUN, &[10]);
+        let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
+        settings.descriptors = Some(64);
+        let mut watch = Watch::new(settings);
+        for pass in 0..5 {
+            forks(pass);
+            assert_eq!(value(&watch.sample(None), "job/processes (count)"), 1.0);
+        }
+        fake.put(&Fake::new(30, 10));
+        fake.children(10, 10, &[30]);
+        forks(9);
+        assert_eq!(value(&watch.sample(None), "job/processes (count)"), seen, "NSpid {namespaces}");
+    }
+}
+
+/// The kernel shows a process whose first thread has ended as a zombie, while the others live and hold its memory.
+#[test]
+fn a_process_outlives_its_first_thread() {
+    let fake = FakeProc::new();
+    fake.put(&Fake { threads: vec![11], ..Fake::new(10, GPURUN) });
+    fake.children(GPURUN, GPURUN, &[10]);
+    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
+    settings.descriptors = Some(64);
+    let mut watch = Watch::new(settings);
+    assert_eq!(value(&watch.sample(None), "job/memory_rss (MiB)"), 1.0);
+    let alone = Fake { threads: vec![11], own: 70, ..Fake::new(10, GPURUN) };
+    fake.put(&alone);
+    fake.write("10/stat", &stat(&alone).replacen(") S ", ") Z ", 1));
+    fake.write("10/statm", "0 0 0 0 0 0 0\n");
+    fake.write("10/task/11/statm", "900 768 1 1 0 1 0\n");
+    fake.write("10/task/11/status", "Name:\tx\nVmHWM:\t4096 kB\n");
+    let all = watch.sample(None);
+    assert_eq!(value(&all, "job/processes (count)"), 1.0);
+    assert_eq!(value(&all, "job/memory_rss (MiB)"), 3.0);
+    assert_eq!(value(&all, "job/cpu_percent (%)"), 70.0);
+    assert_eq!(all["peak:job/memory_rss (MiB)"], Reading::Peak(4.0));
+}
+
 /// A child that nobody waits for is the job's use all the same, and its parent need not run for that.
 #[test]
 fn rest_loses_nothing_of_a_child_that_ended() {

@@ -78,9 +78,14 @@ impl StackPath {
         Self::default().number(pid).text("/").text(name)
     }
 
+    /// `PID/task/TID/NAME`.
+    pub fn of_thread(pid: i32, tid: i32, name: &str) -> Self {
+        Self::default().number(pid).text("/task/").number(tid).text("/").text(name)
+    }
+
     /// `PID/task/TID/children`.
     pub fn children(pid: i32, tid: i32) -> Self {
-        Self::default().number(pid).text("/task/").number(tid).text("/children")
+        Self::of_thread(pid, tid, "children")
     }
 
     /// Appends text; what does not fit is dropped, and the open that follows then fails with `Gone`.
