@@ -70,6 +70,7 @@ fn say_panics_without_waiting() {
 
 /// Blocks signals before any thread starts, so that none can end gpurun while it has a job.
 fn with_signals_held(run: impl FnOnce(SignalHold) -> ExitCode) -> ExitCode {
+    driver::ready_to_wait();
     match SignalHold::new() {
         Ok(hold) => run(hold),
         Err(error) => {

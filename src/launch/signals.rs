@@ -3,6 +3,8 @@
 use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use super::BareThread;
+
 /// A set of signals 1 to 64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SignalSet(u64);
@@ -153,7 +155,9 @@ impl SignalHold {
         let Ok((mut end, stop)) = io::pipe() else {
             return wait();
         };
-        let receiver = std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        // A thread of the standard library would hang beside a driver library that hangs while it is loaded, with the
+        // signals still held.
+        let receiver = BareThread::start(move || {
             super::inherited().blocked.set_as_mask();
             // Ends with the other side of the pipe; nothing is ever written to it.
             let mut nothing = [0];
@@ -161,9 +165,9 @@ impl SignalHold {
         });
         let result = wait();
         drop(stop);
+        // Where it could not be made the signals are still held for the job.
         if let Ok(receiver) = receiver {
-            // It cannot panic, and a signal it could not be made for is still held for the job.
-            let _ = receiver.join();
+            receiver.join();
         }
         result
     }

@@ -202,6 +202,7 @@ impl Apart {
         limits: Limits,
         say: &mut dyn FnMut(&str),
     ) -> Result<Self, DriverError> {
+        ready_to_wait();
         let (opened, opening) = sync_channel(1);
         // Room for what is asked while an earlier answer is overdue.
         let (requests, asked) = sync_channel::<(u64, ProbeRequest)>(16);
@@ -265,6 +266,14 @@ impl Apart {
 pub(super) fn teller(quiet: bool) -> impl FnMut(&str) {
     // It seldom is slow: the way to the user is made when there is something to say.
     move |line| Notices::new(quiet).say(line)
+}
+
+/// Has this thread wait on a channel once, for no time. The first wait of a thread registers the end of a local with the
+/// dynamic loader, and would itself hang beside a library that hangs while it is loaded.
+pub(super) fn ready_to_wait() {
+    // A channel without room waits at once; one with room looks at the clock before.
+    let (_sender, never) = sync_channel::<()>(0);
+    let _ = never.recv_timeout(Duration::ZERO);
 }
 
 /// Waits for a message within the limits, and tells the user once when it is slow.

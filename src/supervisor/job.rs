@@ -39,7 +39,11 @@ pub(super) fn run(args: &RunArgs, hold: SignalHold) -> ExitCode {
     let notices = Notices::new(args.common.quiet);
     match prepare_and_run(args, hold, &notices) {
         Ok(exit) => launch::exit::leave(exit),
-        Err(refusal) => refusal.answer(&notices),
+        Err(refusal) => {
+            refusal.answer(&notices);
+            // A driver whose library hangs while it is loaded keeps the loader locked: an orderly end would wait for it.
+            launch::exit::at_once(refusal.code)
+        }
     }
 }
 

@@ -128,6 +128,46 @@ fn before_the_job_a_hanging_driver_is_waited_for_as_long_as_was_asked() {
     assert_eq!((describe(output.status).as_str(), output.stdout.as_slice()), ("code 7", &b"0\n"[..]));
 }
 
+/// A driver library that hangs while it is loaded, with the loader locked.
+fn hangs_while_it_is_loaded(dir: &Path) -> PathBuf {
+    let (source, library) = (dir.join("hangs.c"), dir.join("hangs.so"));
+    let text =
+        "#include <unistd.h>\n__attribute__((constructor)) static void hang(void) { for (;;) pause(); }\n";
+    fs::write(&source, text).unwrap();
+    let made = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
+    assert!(made.unwrap().success());
+    library
+}
+
+#[test]
+fn while_a_driver_library_hangs_as_it_is_loaded_gpurun_can_be_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let library = hangs_while_it_is_loaded(dir.path());
+    let loaded = |pid: u32| {
+        fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("hangs.so"))
+    };
+    // Whether a thread that was started before gets past the loader's lock is a matter of luck.
+    for _ in 0..10 {
+        let mut command = gpurun(dir.path(), &["-n", "1"]);
+        command.env("GPURUN_NVML_LIBRARY", &library).args(["--", "true"]);
+        let mut child = command.spawn().unwrap();
+        until("it hangs", || loaded(child.id()));
+        kill(i32::try_from(child.id()).unwrap(), libc::SIGTERM);
+        assert_eq!(describe(finish(&mut child)), "signal 15");
+    }
+    let lines: [(&[&str], &str); 4] = [
+        (&["-n", "1", "--wait", "1s", "--", "true"], "code 124"),
+        (&["select", "--wait", "1s"], "code 2"),
+        (&["--", "sh", "-c", "exit 7"], "code 7"),
+        (&["--", "sh", "-c", "sleep 0.1; exit 7"], "code 7"),
+    ];
+    for (line, status) in lines.into_iter().cycle().take(12) {
+        let mut command = gpurun(dir.path(), line);
+        command.env("GPURUN_NVML_LIBRARY", &library);
+        assert_eq!(describe(finish(&mut command.spawn().unwrap())), status, "{line:?}");
+    }
+}
+
 #[test]
 fn an_answer_does_not_wait_for_a_driver_that_hangs_when_it_is_shut_down() {
     let dir = tempfile::tempdir().unwrap();
