@@ -1,17 +1,14 @@
-//! How the `gpurun` executable is linked. It starts before every job and inside every script that marks steps, and most
-//! of the time until its first line was the dynamic loader's:
+//! How the `gpurun` executable is linked: at a fixed address, where that is known to do well.
 //!
-//! * At a fixed address: an executable of this size that may be loaded anywhere has some 24,000 pointers, in 80 pages,
-//!   to be corrected at each start. The price is that its own code and constants are not moved about by address space
-//!   layout randomisation; stack, heap and libraries still are.
-//! * With the unwinder inside: `libgcc_s.so.1` is one library more to be found, mapped and bound.
+//! It starts before every job and inside every script that marks steps, and most of the time until its first line was
+//! the dynamic loader's: an executable of this size that may be loaded anywhere has some 24,000 pointers, in 80 pages,
+//! to be corrected at each start. The price is that its own code and constants are not moved about by address space
+//! layout randomisation; stack, heap and libraries still are.
 //!
-//! Both only where they are known to do well: other targets, and toolchains without the static unwinder, are linked as
-//! usual. The library and the tests are not touched.
+//! The compiler's static unwinder in place of `libgcc_s.so.1` would save another tenth of a millisecond, and an executable
+//! made on a new system would no longer run on one with glibc 2.34. The library and the tests are not touched.
 
 use std::env::var;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -19,39 +16,14 @@ fn main() {
         return;
     }
     println!("cargo:rustc-link-arg-bin=gpurun=-no-pie");
-    if let Some(directory) = static_unwinder() {
-        println!("cargo:rustc-link-arg-bin=gpurun=-L{}", directory.display());
-    }
 }
 
 /// Whether the target is one on which all of this was tried.
-pub fn is_for_this_linker() -> bool {
+fn is_for_this_linker() -> bool {
     let is = |name: &str, value: &str| var(name).is_ok_and(|found| found == value);
     let features = var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
     is("CARGO_CFG_TARGET_ARCH", "x86_64")
         && is("CARGO_CFG_TARGET_OS", "linux")
         && is("CARGO_CFG_TARGET_ENV", "gnu")
         && !features.split(',').any(|feature| feature == "crt-static")
-}
-
-/// A directory in which the linker finds the compiler's static unwinder under the name of the shared one.
-pub fn static_unwinder() -> Option<PathBuf> {
-    println!("cargo:rerun-if-env-changed=RUSTC_LINKER");
-    let compiler = match var("RUSTC_LINKER") {
-        Ok(linker) => linker,
-        // Without a linker of its own a foreign target has no compiler that could be asked.
-        Err(_) if var("HOST").ok()? == var("TARGET").ok()? => "cc".to_owned(),
-        Err(_) => return None,
-    };
-    let answer = Command::new(compiler).arg("-print-file-name=libgcc_eh.a").output().ok()?;
-    let path = PathBuf::from(String::from_utf8(answer.stdout).ok()?.trim_end());
-    // A compiler that has none answers with the bare name. A name with a space would have to be quoted in the script.
-    let usable = path.is_absolute() && path.is_file() && !path.to_str()?.contains(char::is_whitespace);
-    if !usable {
-        return None;
-    }
-    let directory = Path::new(&var("OUT_DIR").ok()?).to_owned();
-    let script = format!("/* In place of the shared unwinder. */\nINPUT({})\n", path.display());
-    std::fs::write(directory.join("libgcc_s.so"), script).ok()?;
-    Some(directory)
 }

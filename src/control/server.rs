@@ -368,7 +368,7 @@ const RETRY: Duration = Duration::from_millis(5);
 const PROMPT: Duration = Duration::from_secs(5);
 
 /// After a read of more than this a client is not left alone: what it says next must find room in the socket.
-const MUCH: usize = 8 * 1024;
+const MUCH: usize = 1024;
 
 /// One read.
 const CHUNK: usize = 64 * 1024;

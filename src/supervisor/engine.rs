@@ -32,6 +32,7 @@ use crate::summary::Totals;
 use crate::windowing::{Fold, FoldSettings};
 use crate::writers::{FanOut, Opened, WriterReport};
 
+use super::driver;
 use super::notice::Notices;
 use super::watched::{Finding, Watched};
 
@@ -202,6 +203,7 @@ impl Engine {
         let (close, closed) = sync_channel(1);
         let shared_there = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("gpurun-engine".to_owned()).spawn(move || {
+            driver::ready_to_wait();
             let end = Running::new(settings, receiver, shared_there).run(&close);
             // Nobody waits any more when this fails: the engine was abandoned.
             let _ = finished.send(end);

@@ -39,11 +39,7 @@ pub(super) fn run(args: &RunArgs, hold: SignalHold) -> ExitCode {
     let notices = Notices::new(args.common.quiet);
     match prepare_and_run(args, hold, &notices) {
         Ok(exit) => launch::exit::leave(exit),
-        Err(refusal) => {
-            refusal.answer(&notices);
-            // A driver whose library hangs while it is loaded keeps the loader locked: an orderly end would wait for it.
-            launch::exit::at_once(refusal.code)
-        }
+        Err(refusal) => refusal.end(&notices),
     }
 }
 
@@ -61,12 +57,13 @@ impl Refusal {
         Self { code: exit.code(), lines: vec![line.into()] }
     }
 
-    /// Says why, and gives the status.
-    pub fn answer(&self, notices: &Notices) -> ExitCode {
+    /// Says why, and ends gpurun with the status. A driver whose library hangs while it is loaded keeps the loader
+    /// locked: an orderly end would wait for it.
+    pub fn end(&self, notices: &Notices) -> ! {
         for line in &self.lines {
             notices.error(line);
         }
-        ExitCode::from(self.code)
+        launch::exit::at_once(self.code)
     }
 }
 

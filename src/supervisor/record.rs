@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::cli::args::RecordArgs;
 use crate::cli::exit::Exit;
 use crate::collectors::clock;
+use crate::launch::exit;
 use crate::launch::{SignalHold, Watch, WatchEvent, signal_name};
 use crate::sampling::TreeRoot;
 use crate::summary::json::Summary;
@@ -20,8 +21,9 @@ use super::{describe, targets};
 pub(super) fn run(args: &RecordArgs, hold: SignalHold) -> ExitCode {
     let notices = Notices::new(args.common.quiet);
     match record(args, hold, &notices) {
-        Ok(()) => Exit::Ok.into(),
-        Err(refusal) => refusal.answer(&notices),
+        // An orderly end could wait for a driver that hangs.
+        Ok(()) => exit::at_once(Exit::Ok.code()),
+        Err(refusal) => refusal.end(&notices),
     }
 }
 

@@ -95,7 +95,52 @@ struct Lane {
     target: Target,
     shared: Arc<Shared>,
     report: mpsc::Receiver<WriterReport>,
+    work: Arc<Work>,
 }
+
+/// What a lane's thread does; whoever takes the writer first does it.
+struct Work {
+    writer: Mutex<Option<Writer>>,
+    shared: Arc<Shared>,
+    run: Arc<RunInfo>,
+    sync_every: Duration,
+    send: mpsc::SyncSender<WriterReport>,
+}
+
+impl Work {
+    /// Writes until the run ends; says whether there was something left to do.
+    fn take_over(&self) -> bool {
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(writer) = writer else { return false };
+        run_lane(writer, &self.shared, &self.run, self.sync_every, &self.send);
+        true
+    }
+}
+
+impl Lane {
+    fn new(writer: Writer, settings: &WriterSettings, run: &Arc<RunInfo>, notices: &WriterNotices) -> Lane {
+        let shared = Arc::new(Shared {
+            queue: Mutex::default(),
+            wake: Condvar::new(),
+            notices: notices.clone(),
+            bound: settings.memory_bound,
+        });
+        let (send, report) = mpsc::sync_channel(1);
+        let target = writer.target.clone();
+        let work = Arc::new(Work {
+            writer: Mutex::new(Some(writer)),
+            shared: Arc::clone(&shared),
+            run: Arc::clone(run),
+            sync_every: settings.sync_every,
+            send,
+        });
+        Lane { target, shared, report, work }
+    }
+}
+
+/// How long a thread may take to begin, before what is left for it is written without it. A driver library that hangs
+/// while it is loaded holds the loader's lock, which every new thread wants.
+const BEGINNING: Duration = Duration::from_secs(1);
 
 /// What writers have to tell the user; outlives them, for what they say at the very end.
 #[derive(Clone, Default)]
@@ -128,24 +173,16 @@ impl FanOut {
         let lanes = writers
             .into_iter()
             .map(|writer| {
-                let shared = Arc::new(Shared {
-                    queue: Mutex::default(),
-                    wake: Condvar::new(),
-                    notices: notices.clone(),
-                    bound: settings.memory_bound,
+                let lane = Lane::new(writer, settings, run, &notices);
+                let work = Arc::clone(&lane.work);
+                let spawned = thread::Builder::new().name("gpurun-writer".to_owned()).spawn(move || {
+                    work.take_over();
                 });
-                let (send, report) = mpsc::sync_channel(1);
-                let target = writer.target.clone();
-                let lane = Lane { target: target.clone(), shared: Arc::clone(&shared), report };
-                let run = Arc::clone(run);
-                let sync_every = settings.sync_every;
-                let spawned = thread::Builder::new()
-                    .name("gpurun-writer".to_owned())
-                    .spawn(move || run_lane(writer, &shared, &run, sync_every, &send));
                 if let Err(e) = spawned {
-                    lane.shared.queue().dead = true;
-                    lane.shared
-                        .say(format!("{target}: cannot start its thread: {e}; nothing is written to it"));
+                    lane.shared.say(format!(
+                        "{}: cannot start its thread: {e}; its rows are written at the end",
+                        lane.target
+                    ));
                 }
                 lane
             })
@@ -211,9 +248,13 @@ impl FanOut {
         self.lanes
             .iter()
             .map(|lane| {
-                let left = until.saturating_duration_since(Instant::now());
-                let mut report =
-                    lane.report.recv_timeout(left).unwrap_or_else(|e| abandoned(lane, e, deadline));
+                let left = || until.saturating_duration_since(Instant::now());
+                let mut report = lane.report.recv_timeout(left().min(BEGINNING));
+                if report.is_err() {
+                    lane.work.take_over();
+                    report = lane.report.recv_timeout(left());
+                }
+                let mut report = report.unwrap_or_else(|e| abandoned(lane, e, deadline));
                 // A writer that ended before the run did has reported without what was sent to it since.
                 lane.shared.queue().tell(&mut report);
                 report
@@ -512,6 +553,23 @@ mod tests {
         assert_eq!((reports[0].rows, reports[0].lost_rows), (0, 3));
         assert_eq!((reports[1].rows, reports[1].lost_rows), (3, 0));
         assert_eq!(std::fs::read_to_string(dir.path().join("1.csv")).unwrap(), "start\n1\n2\n3\n");
+    }
+
+    #[test]
+    fn without_its_thread_a_writer_writes_at_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.csv");
+        let file = LogFile::create(&path).unwrap();
+        let writer = Writer::new(Target::Csv(path.clone()), file, Box::new(Acting(Act::Write)), true);
+        let notices = WriterNotices::default();
+        let lane = Lane::new(writer, &WriterSettings::default(), &run(), &notices);
+        let fan_out = FanOut { lanes: vec![lane], notices };
+        for n in 1..=3 {
+            fan_out.send(batch(n));
+        }
+        let reports = fan_out.finish(end(), Duration::from_secs(60));
+        assert_eq!((reports[0].rows, reports[0].lost_rows, &reports[0].error), (3, 0, &None));
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "start\n1\n2\n3\n");
     }
 
     #[test]
