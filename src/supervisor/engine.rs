@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::cli::logging::{Logging, ProcessesArg};
 use crate::collectors::clock;
@@ -61,6 +61,9 @@ const SUSPEND_WAIT: Duration = Duration::from_millis(100);
 /// How long the writers may take to finish their files after the job has ended. A Parquet target
 /// that is not done by then stays a journal, which `gpurun recover` finishes.
 pub(super) const WRITERS_PATIENCE: Duration = Duration::from_secs(120);
+
+/// How much longer the engine is waited for than it waits for its writers.
+const SILENT_BEYOND: Duration = Duration::from_secs(10);
 
 /// How far back a late mark may reach and still be exact.
 const MARK_SLACK: Duration = Duration::from_millis(300);
@@ -245,10 +248,12 @@ impl Engine {
         self.shared.stop.store(true, Ordering::Release);
         self.inbox().send(ToEngine::Wake);
         self.closed.recv_timeout(patience).map_err(|_| Unfinished::Hung)?;
+        // The writers' patience is the engine's to keep; it is kept here as well, should the engine itself hang.
+        let until = Instant::now() + WRITERS_PATIENCE + SILENT_BEYOND;
         let end = loop {
             match self.done.recv_timeout(Duration::from_millis(100)) {
                 Ok(end) => break end,
-                Err(RecvTimeoutError::Timeout) if !give_up() => {}
+                Err(RecvTimeoutError::Timeout) if !give_up() && Instant::now() < until => {}
                 Err(RecvTimeoutError::Timeout) => return Err(Unfinished::GivenUp),
                 Err(RecvTimeoutError::Disconnected) => return Err(Unfinished::Hung),
             }

@@ -108,6 +108,10 @@ struct Work {
 }
 
 impl Work {
+    fn has_not_begun(&self) -> bool {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// Writes until the run ends; says whether there was something left to do.
     fn take_over(&self) -> bool {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -138,7 +142,7 @@ impl Lane {
     }
 }
 
-/// How long a thread may take to begin, before what is left for it is written without it. A driver library that hangs
+/// How long a thread may take to begin, before what is left for it is written without it, or given up. A driver library that hangs
 /// while it is loaded holds the loader's lock, which every new thread wants.
 const BEGINNING: Duration = Duration::from_secs(1);
 
@@ -180,7 +184,7 @@ impl FanOut {
                 });
                 if let Err(e) = spawned {
                     lane.shared.say(format!(
-                        "{}: cannot start its thread: {e}; its rows are written at the end",
+                        "{}: cannot start its thread: {e}; a CSV file is written at the end, another one not",
                         lane.target
                     ));
                 }
@@ -250,8 +254,14 @@ impl FanOut {
             .map(|lane| {
                 let left = || until.saturating_duration_since(Instant::now());
                 let mut report = lane.report.recv_timeout(left().min(BEGINNING));
-                if report.is_err() {
-                    lane.work.take_over();
+                if report.is_err() && lane.work.has_not_begun() {
+                    // Lines of text need nothing that could wait for what the thread waits for.
+                    if matches!(lane.target, Target::Csv(_)) && lane.work.take_over() {
+                        report = lane.report.recv_timeout(left());
+                    } else {
+                        report = Err(RecvTimeoutError::Disconnected);
+                    }
+                } else if report.is_err() {
                     report = lane.report.recv_timeout(left());
                 }
                 let mut report = report.unwrap_or_else(|e| abandoned(lane, e, deadline));
@@ -273,7 +283,7 @@ fn abandoned(lane: &Lane, why: RecvTimeoutError, deadline: Duration) -> WriterRe
             ),
             _ => format!("its disk did not answer within {:.1} s", deadline.as_secs_f64()),
         },
-        RecvTimeoutError::Disconnected => "its thread could not be started".to_owned(),
+        RecvTimeoutError::Disconnected => "its thread did not begin".to_owned(),
     };
     let mut report = WriterReport::new(lane.target.clone());
     let mut queue = lane.shared.queue();
