@@ -86,6 +86,8 @@ enum Rest {
         count: SchedCount,
         /// Passes since that read.
         passes: u32,
+        /// It is read again after so many, whatever the count.
+        limit: u32,
     },
     /// The kernel does not count (`0 0 0`), or has no such file.
     Unknown,
@@ -660,8 +662,8 @@ impl Tree {
         };
         let settled = node.cpu.is_settled() && node.read.is_settled() && node.written.is_settled();
         match &mut node.rest {
-            Rest::Asleep { count: known, passes }
-                if *known == count && *passes < self.rest_passes && settled =>
+            Rest::Asleep { count: known, passes, limit }
+                if *known == count && *passes < *limit && settled =>
             {
                 *passes += 1;
                 (Some(count), true)
@@ -717,13 +719,18 @@ impl Tree {
             // On a CPU or waiting for one: the count does not tell what it does until it leaves it.
             _ if stat.threads != 1 || zombie || stat.state == b'R' || !still => Rest::Awake,
             // Who wakes all the time is not looked at once more each time.
-            (Rest::Asleep { count: known, passes }, Some(count))
+            (Rest::Asleep { count: known, passes, .. }, Some(count))
                 if known != count && passes < RESTLESS_BELOW =>
             {
                 node.restless = RESTLESS_FOR;
                 Rest::Awake
             }
-            (_, Some(count)) => Rest::Asleep { count, passes: 0 },
+            (Rest::Asleep { .. }, Some(count)) => Rest::Asleep { count, passes: 0, limit: self.rest_passes },
+            // Processes that fell asleep together are not all read again in one pass.
+            (_, Some(count)) => {
+                let early = u32::try_from(pid).unwrap_or(0) % self.rest_passes.max(1);
+                Rest::Asleep { count, passes: 0, limit: self.rest_passes - early }
+            }
             (_, None) if node.restless > 0 => {
                 node.restless -= 1;
                 Rest::Awake
