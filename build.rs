@@ -19,7 +19,7 @@ fn main() {
 }
 
 /// Whether the target is one on which all of this was tried.
-fn is_for_this_linker() -> bool {
+pub fn is_for_this_linker() -> bool {
     let is = |name: &str, value: &str| var(name).is_ok_and(|found| found == value);
     let features = var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
     is("CARGO_CFG_TARGET_ARCH", "x86_64")

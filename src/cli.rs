@@ -86,8 +86,8 @@ fn stop(error: &clap::Error, argv: &[OsString], separated: bool) -> Stop {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => return Stop::Print(error.to_string()),
         ErrorKind::InvalidUtf8 => {
-            let own = argv.iter().skip(1).take_while(|word| *word != "--");
-            if let Some(word) = own.into_iter().find(|word| word.to_str().is_none()) {
+            let mut own = argv.iter().skip(1).take_while(|word| *word != "--");
+            if let Some(word) = own.find(|word| word.to_str().is_none()) {
                 return Stop::Usage(format!("{word:?} is not UTF-8"));
             }
         }

@@ -81,6 +81,13 @@ def rank_of_environment() -> Optional[int]:
     return None
 
 
+def wait_for(link: socket.socket, events: int, seconds: float) -> None:
+    """Waits until the socket is ready for these events of ``poll``, at least a millisecond and at most so long."""
+    waiting = select.poll()
+    waiting.register(link, events)
+    waiting.poll(max(1, int(seconds * 1000)))
+
+
 class Client:
     """One process's connection. Thread-safe; a forked child starts without one."""
 
@@ -263,10 +270,8 @@ class Client:
         while True:
             link = self._socket
             try:
-                waiting = select.poll()
                 if link is not None:
-                    waiting.register(link, select.POLLOUT)
-                    waiting.poll(1000)
+                    wait_for(link, select.POLLOUT, 1.0)
                 with self._sending:
                     if link is self._socket:
                         self._flush()
@@ -286,9 +291,7 @@ class Client:
         try:
             link = self._socket
             while link is not None and self._rest and time.monotonic() < deadline:
-                waiting = select.poll()
-                waiting.register(link, select.POLLOUT)
-                waiting.poll(int(LAST_TIMEOUT * 1000))
+                wait_for(link, select.POLLOUT, LAST_TIMEOUT)
                 with self._sending:
                     self._flush()
                 link = self._socket
@@ -456,9 +459,7 @@ class Client:
             return False
         try:
             if timeout > 0:
-                waiting = select.poll()
-                waiting.register(link, select.POLLIN)
-                waiting.poll(max(1, int(timeout * 1000)))
+                wait_for(link, select.POLLIN, timeout)
             got = link.recv(1 << 18)
         except (BlockingIOError, InterruptedError):
             return False

@@ -245,11 +245,12 @@ struct Budget {
 }
 
 impl Budget {
-    fn keep<T>(&mut self, held: &mut usize, opened: Result<T, FileError>) -> Option<T> {
+    /// Opens a file to be kept, where one more may be.
+    fn keep<T>(&mut self, held: &mut usize, open: impl FnOnce() -> Result<T, FileError>) -> Option<T> {
         if self.left == 0 {
             return None;
         }
-        let kept = opened.ok()?;
+        let kept = open().ok()?;
         self.left -= 1;
         *held += 1;
         Some(kept)
@@ -367,9 +368,9 @@ impl Tree {
                 tree.main_start = tree.start_of(main_pid).map_or(0, |(start, _)| start);
                 let mut held = 0;
                 tree.own_tasks.children =
-                    tree.budget.keep(&mut held, tree.proc.file(&StackPath::children(self_pid, self_pid)));
+                    tree.budget.keep(&mut held, || tree.proc.file(&StackPath::children(self_pid, self_pid)));
                 tree.own_tasks.task =
-                    tree.budget.keep(&mut held, tree.proc.dir(&StackPath::of_process(self_pid, "task")));
+                    tree.budget.keep(&mut held, || tree.proc.dir(&StackPath::of_process(self_pid, "task")));
             }
             TreeRoot::Pids(pids) => {
                 for pid in &pids {
@@ -520,9 +521,9 @@ impl Tree {
             node.childless &= rests && !unsettled;
             if walks && !node.gone && !node.childless {
                 self.found.clear();
-                if node.threads > 1 && node.files.task.is_none() && self.budget.left > 0 {
+                if node.threads > 1 && node.files.task.is_none() {
                     let task = StackPath::of_process(node.key.pid, "task");
-                    node.files.task = self.budget.keep(&mut node.files.held, self.proc.dir(&task));
+                    node.files.task = self.budget.keep(&mut node.files.held, || self.proc.dir(&task));
                 }
                 let source = TaskSource { pid: node.key.pid, files: &node.files, many: node.threads > 1 };
                 self.unkept_threads += source.children(
@@ -596,11 +597,11 @@ impl Tree {
         let mut files = Files::default();
         let held = &mut files.held;
         if self.budget.left >= 4 {
-            files.stat = self.budget.keep(held, Ok(file));
-            files.statm = self.budget.keep(held, self.proc.file(&StackPath::of_process(pid, "statm")));
-            files.io = self.budget.keep(held, self.proc.file(&StackPath::of_process(pid, "io")));
+            files.stat = self.budget.keep(held, || Ok(file));
+            files.statm = self.budget.keep(held, || self.proc.file(&StackPath::of_process(pid, "statm")));
+            files.io = self.budget.keep(held, || self.proc.file(&StackPath::of_process(pid, "io")));
             if self.scan.is_none() && self.root != TreeRoot::GpuProcesses {
-                files.children = self.budget.keep(held, self.proc.file(&StackPath::children(pid, pid)));
+                files.children = self.budget.keep(held, || self.proc.file(&StackPath::children(pid, pid)));
             }
         }
         self.by_pid.insert(pid, self.nodes.len());
@@ -652,7 +653,10 @@ impl Tree {
         }
         if node.files.sched.is_none() && self.budget.left > 0 {
             let path = StackPath::of_process(node.key.pid, "schedstat");
-            node.files.sched = self.budget.keep(&mut node.files.held, self.proc.file(&path));
+            node.files.sched = self.budget.keep(&mut node.files.held, || self.proc.file(&path));
+            if node.files.sched.is_none() {
+                node.rest = Rest::Unknown;
+            }
         }
         // Without a kept descriptor the open would cost more than it saves.
         let Some(file) = &node.files.sched else { return (None, false) };
@@ -768,8 +772,9 @@ impl Tree {
             node.rss = statm.ok().and_then(parse::statm_resident).map(|pages| pages * self.page_bytes);
             // What the process itself does to its memory makes it rise with a page fault only.
             if faulted {
-                if node.files.status.is_none() && other.is_none() && self.budget.left > 0 {
-                    node.files.status = self.budget.keep(&mut node.files.held, self.proc.file(&at("status")));
+                if node.files.status.is_none() && other.is_none() {
+                    node.files.status =
+                        self.budget.keep(&mut node.files.held, || self.proc.file(&at("status")));
                 }
                 let kept = node.files.status.as_ref().filter(|_| other.is_none());
                 let status = read_kept(kept, &self.proc, || at("status"), &mut self.buffer);
@@ -1036,8 +1041,7 @@ impl TaskSource<'_> {
                 cursor = tasks.partition_point(|task| task.tid < tid);
                 if tasks.get(cursor).is_none_or(|task| task.tid != tid) {
                     let mut held = 0;
-                    let children =
-                        if budget.left > 0 { budget.keep(&mut held, proc.file(&path(tid))) } else { None };
+                    let children = budget.keep(&mut held, || proc.file(&path(tid)));
                     tasks.insert(cursor, Task { tid, children, fertile: false, pass });
                 }
             }

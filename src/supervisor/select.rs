@@ -53,9 +53,7 @@ pub fn run(
             let _ = write!(screen.out, "{}", explain::table(&settled.choice, &settled.candidates));
         }
         if !streams.stdout_is_terminal {
-            // In one write, as a whole line.
-            let line = format!("{}\n", choose::assignment(&chosen, settings.format));
-            let _ = screen.out.write_all(line.as_bytes());
+            let _ = writeln!(screen.out, "{}", choose::assignment(&chosen, settings.format));
         }
         let (between, end) = output.separators();
         let names = explain::names(&chosen, settings.format);

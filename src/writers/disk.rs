@@ -48,13 +48,12 @@ impl LogFile {
     pub(super) fn existing(path: &Path) -> Result<LogFile, WriterError> {
         let file =
             OpenOptions::new().read(true).write(true).open(path).map_err(WriterError::io("open", path))?;
+        lock(&file, path)?;
         let found = file.metadata().map_err(WriterError::io("look at", path))?;
         if !found.is_file() {
             return Err(WriterError::NotAFile(path.to_owned()));
         }
-        lock(&file, path)?;
-        let good = file.metadata().map_err(WriterError::io("look at", path))?.len();
-        Ok(LogFile { path: path.to_owned(), file, good, dirty: false, torn: false })
+        Ok(LogFile { path: path.to_owned(), file, good: found.len(), dirty: false, torn: false })
     }
 
     pub(super) fn path(&self) -> &Path {

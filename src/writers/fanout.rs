@@ -93,7 +93,6 @@ impl Shared {
 
 struct Lane {
     target: Target,
-    shared: Arc<Shared>,
     report: mpsc::Receiver<WriterReport>,
     work: Arc<Work>,
 }
@@ -101,49 +100,47 @@ struct Lane {
 /// What a lane's thread does; whoever takes the writer first does it.
 struct Work {
     writer: Mutex<Option<Writer>>,
-    shared: Arc<Shared>,
+    shared: Shared,
     run: Arc<RunInfo>,
     sync_every: Duration,
     send: mpsc::SyncSender<WriterReport>,
 }
 
 impl Work {
-    fn has_not_begun(&self) -> bool {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    /// The writer, for whoever asks first.
+    fn take(&self) -> Option<Writer> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Writes until the run ends; says whether there was something left to do.
-    fn take_over(&self) -> bool {
-        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(writer) = writer else { return false };
+    /// Writes until the run ends.
+    fn write(&self, writer: Writer) {
         run_lane(writer, &self.shared, &self.run, self.sync_every, &self.send);
-        true
     }
 }
 
 impl Lane {
     fn new(writer: Writer, settings: &WriterSettings, run: &Arc<RunInfo>, notices: &WriterNotices) -> Lane {
-        let shared = Arc::new(Shared {
+        let shared = Shared {
             queue: Mutex::default(),
             wake: Condvar::new(),
             notices: notices.clone(),
             bound: settings.memory_bound,
-        });
+        };
         let (send, report) = mpsc::sync_channel(1);
         let target = writer.target.clone();
         let work = Arc::new(Work {
             writer: Mutex::new(Some(writer)),
-            shared: Arc::clone(&shared),
+            shared,
             run: Arc::clone(run),
             sync_every: settings.sync_every,
             send,
         });
-        Lane { target, shared, report, work }
+        Lane { target, report, work }
     }
 }
 
-/// How long a thread may take to begin, before what is left for it is written without it, or given up. A driver library that hangs
-/// while it is loaded holds the loader's lock, which every new thread wants.
+/// How long a thread may take to begin, before what is left for it is written without it, or given up. A driver
+/// library that hangs while it is loaded holds the loader's lock, which every new thread wants.
 const BEGINNING: Duration = Duration::from_secs(1);
 
 /// What writers have to tell the user; outlives them, for what they say at the very end.
@@ -180,10 +177,12 @@ impl FanOut {
                 let lane = Lane::new(writer, settings, run, &notices);
                 let work = Arc::clone(&lane.work);
                 let spawned = thread::Builder::new().name("gpurun-writer".to_owned()).spawn(move || {
-                    work.take_over();
+                    if let Some(writer) = work.take() {
+                        work.write(writer);
+                    }
                 });
                 if let Err(e) = spawned {
-                    lane.shared.say(format!(
+                    lane.work.shared.say(format!(
                         "{}: cannot start its thread: {e}; a CSV file is written at the end, another one not",
                         lane.target
                     ));
@@ -198,7 +197,7 @@ impl FanOut {
     pub fn send(&self, batch: Arc<WindowBatch>) {
         let size = size_of_batch(&batch);
         for lane in &self.lanes {
-            let mut queue = lane.shared.queue();
+            let mut queue = lane.work.shared.queue();
             queue.sent += 1;
             if queue.dead {
                 queue.lost_rows += batch.rows.len() as u64;
@@ -206,14 +205,14 @@ impl FanOut {
             }
             queue.batches.push_back(Arc::clone(&batch));
             queue.bytes += size;
-            while queue.bytes > lane.shared.bound && queue.batches.len() > 1 {
+            while queue.bytes > lane.work.shared.bound && queue.batches.len() > 1 {
                 if let Some(oldest) = queue.batches.pop_front() {
                     queue.bytes -= size_of_batch(&oldest);
                     queue.lost_rows += oldest.rows.len() as u64;
                 }
             }
             drop(queue);
-            lane.shared.wake.notify_one();
+            lane.work.shared.wake.notify_one();
         }
     }
 
@@ -227,7 +226,7 @@ impl FanOut {
         self.lanes
             .iter()
             .map(|lane| {
-                let queue = lane.shared.queue();
+                let queue = lane.work.shared.queue();
                 queue.batches.len() + usize::from(queue.writing.is_some())
             })
             .max()
@@ -236,7 +235,7 @@ impl FanOut {
 
     /// Rows lost so far, over all writers.
     pub fn lost_rows(&self) -> u64 {
-        self.lanes.iter().map(|lane| lane.shared.queue().lost_rows).sum()
+        self.lanes.iter().map(|lane| lane.work.shared.queue().lost_rows).sum()
     }
 
     /// Ends the writers and waits for them, all together no longer than `deadline`.
@@ -246,27 +245,28 @@ impl FanOut {
     pub fn finish(self, end: RunEnd, deadline: Duration) -> Vec<WriterReport> {
         let until = Instant::now() + deadline;
         for lane in &self.lanes {
-            lane.shared.queue().end = Some(end.clone());
-            lane.shared.wake.notify_one();
+            lane.work.shared.queue().end = Some(end.clone());
+            lane.work.shared.wake.notify_one();
         }
         self.lanes
             .iter()
             .map(|lane| {
                 let left = || until.saturating_duration_since(Instant::now());
                 let mut report = lane.report.recv_timeout(left().min(BEGINNING));
-                if report.is_err() && lane.work.has_not_begun() {
-                    // Lines of text need nothing that could wait for what the thread waits for.
-                    if matches!(lane.target, Target::Csv(_)) && lane.work.take_over() {
-                        report = lane.report.recv_timeout(left());
-                    } else {
-                        report = Err(RecvTimeoutError::Disconnected);
-                    }
-                } else if report.is_err() {
-                    report = lane.report.recv_timeout(left());
+                if report.is_err() {
+                    report = match (lane.work.take(), &lane.target) {
+                        (None, _) => lane.report.recv_timeout(left()),
+                        // Lines of text need nothing that could wait for what the thread waits for.
+                        (Some(writer), Target::Csv(_)) => {
+                            lane.work.write(writer);
+                            lane.report.recv_timeout(left())
+                        }
+                        (Some(_), _) => Err(RecvTimeoutError::Disconnected),
+                    };
                 }
                 let mut report = report.unwrap_or_else(|e| abandoned(lane, e, deadline));
                 // A writer that ended before the run did has reported without what was sent to it since.
-                lane.shared.queue().tell(&mut report);
+                lane.work.shared.queue().tell(&mut report);
                 report
             })
             .collect()
@@ -286,7 +286,7 @@ fn abandoned(lane: &Lane, why: RecvTimeoutError, deadline: Duration) -> WriterRe
         RecvTimeoutError::Disconnected => "its thread did not begin".to_owned(),
     };
     let mut report = WriterReport::new(lane.target.clone());
-    let mut queue = lane.shared.queue();
+    let mut queue = lane.work.shared.queue();
     // Whatever it still writes when it wakes up, nobody can count on it.
     queue.dead = true;
     queue.lose_all();
@@ -604,7 +604,7 @@ mod tests {
         let fan_out = start(dir.path(), vec![hang], 3 * size_of_batch(&batch(1)));
         fan_out.send(batch(1));
         // The first is out of the queue when it is being written.
-        while fan_out.lanes[0].shared.queue().writing.is_none() {
+        while fan_out.lanes[0].work.shared.queue().writing.is_none() {
             std::thread::yield_now();
         }
         for n in 2..=10 {

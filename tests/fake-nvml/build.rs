@@ -5,24 +5,19 @@ use std::env::var;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+#[path = "../../build.rs"]
+#[allow(dead_code, reason = "its `main` is that of the other package")]
+mod gpurun;
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    if !is_for_this_linker() {
+    println!("cargo:rerun-if-changed=../../build.rs");
+    if !gpurun::is_for_this_linker() {
         return;
     }
     if let Some(directory) = static_unwinder() {
         println!("cargo:rustc-cdylib-link-arg=-L{}", directory.display());
     }
-}
-
-/// Whether the target is one on which all of this was tried.
-fn is_for_this_linker() -> bool {
-    let is = |name: &str, value: &str| var(name).is_ok_and(|found| found == value);
-    let features = var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
-    is("CARGO_CFG_TARGET_ARCH", "x86_64")
-        && is("CARGO_CFG_TARGET_OS", "linux")
-        && is("CARGO_CFG_TARGET_ENV", "gnu")
-        && !features.split(',').any(|feature| feature == "crt-static")
 }
 
 /// A directory in which the linker finds the compiler's static unwinder under the name of the shared one.
