@@ -552,7 +552,7 @@ catalogue! {
     }
     GpurunCpuPercent {
         Gpurun, "cpu_percent", "%", Counter, Cheap, "own", Whole,
-        source: "getrusage",
+        source: "clock_gettime",
         absent: "",
         about: "CPU time of gpurun itself; 100 = one core",
     }

@@ -727,11 +727,11 @@ impl Sampler {
 
     fn sample_own(&mut self, start: Mono, out: &mut Sample) {
         let known = |value: Option<f64>| value.map_or(Reading::Missing, Reading::Value);
-        let cpu = own::cpu_seconds().map(|seconds| 100.0 * seconds);
         let pages =
             self.own_statm.as_ref().and_then(|f| parse::statm_resident(f.read(&mut self.buffer).ok()?));
         let whole = &self.whole;
-        whole.push(MetricId::GpurunCpuPercent, known(cpu), out);
+        let cpu = 100.0 * clock::own_cpu_seconds();
+        whole.push(MetricId::GpurunCpuPercent, Reading::Value(cpu), out);
         whole.push(MetricId::GpurunMemoryRss, known(pages.map(|p| p as f64 * self.page_bytes / MIB)), out);
         whole.push(MetricId::GpurunLateSamples, Reading::Value(self.late as f64), out);
         whole.push(MetricId::GpurunDroppedSamples, Reading::Value(self.dropped as f64), out);

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use super::ledger::{Account, Heir, Ledger};
 use super::settings::{Notice, SamplingError, TreeRoot};
-use crate::collectors::own;
+use crate::collectors::{clock, own};
 use crate::collectors::procfs::file::{Buffer, Dir, FileError, KernelFile, StackPath};
 use crate::collectors::procfs::parse;
 use crate::model::id::ProcessKey;
@@ -73,8 +73,9 @@ enum IoState {
 /// Whether a process can be known not to have run since it was last read: then nothing of it has changed, and one
 /// short read stands for three long ones.
 ///
-/// `/proc/PID/schedstat` counts how often the first thread got a CPU and for how long. It speaks for the whole
-/// process where that is the only thread, and for all the time since the read where the thread was off its CPU then.
+/// Its CPU clock stands still as long as it does not run, and `/proc/PID/schedstat` counts how often the first thread
+/// got a CPU and for how long. Either speaks for the whole process where that is the only thread, and for all the time
+/// since the read where the thread was off its CPU then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
     /// It has run lately, has several threads, or is new.
@@ -86,34 +87,52 @@ enum Rest {
         count: SchedCount,
         /// Passes since that read.
         passes: u32,
-        /// It is read again after so many, whatever the count.
+        /// Its memory is read again after so many, whatever the count: others can take that away.
         limit: u32,
+        /// Times that only its memory was read since all of it was.
+        looks: u8,
     },
-    /// The kernel does not count (`0 0 0`), or has no such file.
+    /// The kernel does not count, or does not say.
     Unknown,
 }
 
-/// Text of `/proc/PID/schedstat`: nanoseconds on a CPU, nanoseconds of waiting for one, times it got one.
+/// How much a process has run: the nanoseconds of its CPU clock, or what `/proc/PID/schedstat` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SchedCount {
-    text: [u8; Self::CAPACITY],
-    length: usize,
+    /// Nanoseconds on a CPU.
+    ran: u64,
+    /// How often it got one; 0 where the clock was asked.
+    times: u64,
 }
 
 impl SchedCount {
-    /// Three numbers of 64 bits, two blanks and a line feed.
-    const CAPACITY: usize = 64;
-
-    /// `None` where the text is no count: a process that was started has run.
-    fn of(text: &[u8]) -> Option<Self> {
-        let counts = !text.is_empty() && text.len() <= Self::CAPACITY && text != b"0 0 0\n";
-        counts.then(|| {
-            let mut count = Self { text: [0; Self::CAPACITY], length: text.len() };
-            count.text[..text.len()].copy_from_slice(text);
-            count
-        })
+    /// `None` where nothing is counted: a process that was started has run.
+    fn new(ran: u64, times: u64) -> Option<Self> {
+        (ran > 0).then_some(Self { ran, times })
     }
 }
+
+/// Where the counts come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SchedSource {
+    /// The process's CPU clock: no descriptor, no text.
+    Clock,
+    /// `/proc/PID/schedstat`, where this `/proc` may show other processes than the clocks, or where a running
+    /// process's clock may stand still for a while.
+    File,
+}
+
+impl SchedSource {
+    /// The clocks speak of the processes of gpurun's own PID namespace. Of another process they tell what the
+    /// scheduler last noted down, at each tick and whenever it leaves its CPU; CPUs without ticks note it once a second.
+    fn of(proc_root: &Path, self_pid: i32) -> Self {
+        let own = proc_root == Path::new("/proc") && u32::try_from(self_pid) == Ok(std::process::id());
+        if own && !own::has_tickless_cpus() { Self::Clock } else { Self::File }
+    }
+}
+
+/// After so many looks at its memory alone, all of a process that rests is read once more.
+const LOOKS: u8 = 6;
 
 /// Who has rested for fewer passes than this when it wakes is restless,
 const RESTLESS_BELOW: u32 = 4;
@@ -298,6 +317,7 @@ pub struct Tree {
     unsettled: bool,
     /// A process that does not run is read all the same after so many passes.
     rest_passes: u32,
+    sched_source: SchedSource,
     seconds_per_tick: f64,
     page_bytes: u64,
     notices: Vec<Notice>,
@@ -351,6 +371,7 @@ impl Tree {
             walked_at: None,
             unsettled: false,
             rest_passes: 0,
+            sched_source: SchedSource::of(proc_root, self_pid),
             seconds_per_tick: 1.0 / own::ticks_per_second(),
             page_bytes: own::page_bytes(),
             notices: Vec::new(),
@@ -411,7 +432,8 @@ impl Tree {
     }
 
     /// Lets a process that has not run since it was read go unread for at most so many passes. What others may do to
-    /// its memory meanwhile (take it away, or give it huge pages) is seen then. Before this call every pass reads all.
+    /// its memory meanwhile (take it away, or give it huge pages) is seen then; all else of it is read some times more
+    /// seldom. Before this call every pass reads all.
     pub fn rest(&mut self, passes: u32) {
         self.rest_passes = passes;
     }
@@ -647,33 +669,60 @@ impl Tree {
     /// The count of [`Rest`], and whether it is what it was when the process was last read, so that nothing of it
     /// has changed.
     fn look_at_rest(&mut self, place: usize) -> (Option<SchedCount>, bool) {
-        let node = &mut self.nodes[place];
-        if matches!(node.rest, Rest::Awake | Rest::Unknown) || self.rest_passes == 0 {
+        let rest = self.nodes[place].rest;
+        if matches!(rest, Rest::Awake | Rest::Unknown) || self.rest_passes == 0 {
             return (None, false);
         }
-        if node.files.sched.is_none() && self.budget.left > 0 {
-            let path = StackPath::of_process(node.key.pid, "schedstat");
-            node.files.sched = self.budget.keep(&mut node.files.held, || self.proc.file(&path));
-            if node.files.sched.is_none() {
-                node.rest = Rest::Unknown;
+        let count = match self.sched_source {
+            SchedSource::Clock => {
+                clock::of_process(self.nodes[place].key.pid).and_then(|ran| SchedCount::new(ran, 0))
             }
-        }
-        // Without a kept descriptor the open would cost more than it saves.
-        let Some(file) = &node.files.sched else { return (None, false) };
-        let Some(count) = file.read(&mut self.buffer).ok().and_then(SchedCount::of) else {
+            SchedSource::File => match self.sched_file(place) {
+                Ok(count) => count,
+                // Without a kept descriptor the open would cost more than it saves.
+                Err(()) => return (None, false),
+            },
+        };
+        let node = &mut self.nodes[place];
+        let Some(count) = count else {
             node.rest = Rest::Unknown;
             return (None, false);
         };
         let settled = node.cpu.is_settled() && node.read.is_settled() && node.written.is_settled();
-        match &mut node.rest {
-            Rest::Asleep { count: known, passes, limit }
-                if *known == count && *passes < *limit && settled =>
-            {
-                *passes += 1;
-                (Some(count), true)
+        let rests = match &mut node.rest {
+            Rest::Asleep { count: known, passes, limit, looks } if *known == count && settled => {
+                if *passes < *limit {
+                    *passes += 1;
+                    true
+                } else if *looks < LOOKS {
+                    (*passes, *limit, *looks) = (0, self.rest_passes, *looks + 1);
+                    let at = || StackPath::of_process(node.key.pid, "statm");
+                    let statm = read_kept(node.files.statm.as_ref(), &self.proc, at, &mut self.buffer);
+                    let pages = statm.ok().and_then(parse::statm_resident);
+                    node.rss = pages.map(|pages| pages * self.page_bytes).or(node.rss);
+                    pages.is_some()
+                } else {
+                    false
+                }
             }
-            _ => (Some(count), false),
+            _ => false,
+        };
+        (Some(count), rests)
+    }
+
+    /// What `schedstat` says; an error where no descriptor is left for it.
+    fn sched_file(&mut self, place: usize) -> Result<Option<SchedCount>, ()> {
+        let Node { key, files, .. } = &mut self.nodes[place];
+        if files.sched.is_none() && self.budget.left > 0 {
+            let path = StackPath::of_process(key.pid, "schedstat");
+            files.sched = self.budget.keep(&mut files.held, || self.proc.file(&path));
+            if files.sched.is_none() {
+                return Ok(None);
+            }
         }
+        let file = files.sched.as_ref().ok_or(())?;
+        let counts = file.read(&mut self.buffer).ok().and_then(parse::schedstat);
+        Ok(counts.and_then(|(ran, times)| SchedCount::new(ran, times)))
     }
 
     /// Reads one process; says whether it rests, so that what was known of it stands.
@@ -729,11 +778,13 @@ impl Tree {
                 node.restless = RESTLESS_FOR;
                 Rest::Awake
             }
-            (Rest::Asleep { .. }, Some(count)) => Rest::Asleep { count, passes: 0, limit: self.rest_passes },
+            (Rest::Asleep { .. }, Some(count)) => {
+                Rest::Asleep { count, passes: 0, limit: self.rest_passes, looks: 0 }
+            }
             // Processes that fell asleep together are not all read again in one pass.
             (_, Some(count)) => {
                 let early = u32::try_from(pid).unwrap_or(0) % self.rest_passes.max(1);
-                Rest::Asleep { count, passes: 0, limit: self.rest_passes - early }
+                Rest::Asleep { count, passes: 0, limit: self.rest_passes - early, looks: 0 }
             }
             (_, None) if node.restless > 0 => {
                 node.restless -= 1;

@@ -346,6 +346,11 @@ fn a_process_that_has_not_run_is_not_read_again() {
     let seen: Vec<f64> = (0..11).map(|_| rss(&mut watch)).collect();
     assert_eq!(seen[..10], [1.0; 10]);
     assert_eq!(seen[10], 0.5);
+    // For that its memory is enough. Everything is read once more some looks later.
+    fake.put(&Fake { pages: 128, own: 7, ..process.clone() });
+    let seen: Vec<f64> = (0..7 * 11).map(|_| cpu(&mut watch)).collect();
+    assert_eq!(seen[..5 * 11], [0.0; 5 * 11]);
+    assert_eq!(seen[7 * 11 - 1], 7.0);
 
     // A kernel that does not count says nothing.
     let fake = FakeProc::new();

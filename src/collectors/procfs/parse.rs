@@ -105,6 +105,14 @@ pub fn statm_resident(text: &[u8]) -> Option<u64> {
     number(words(text).nth(1)?)
 }
 
+/// Nanoseconds on a CPU and times it got one, of `/proc/PID/schedstat`. Between them stand the nanoseconds that the
+/// thread waited for a CPU.
+pub fn schedstat(text: &[u8]) -> Option<(u64, u64)> {
+    let mut words = words(text);
+    let ran = number(words.next()?)?;
+    Some((ran, number(words.nth(1)?)?))
+}
+
 /// Storage bytes of `/proc/PID/io`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Io {
@@ -343,6 +351,7 @@ mod tests {
         fn garbage_never_panics(text in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = stat(&text);
             let _ = statm_resident(&text);
+            let _ = schedstat(&text);
             let _ = io(&text);
             let _ = status_peak(&text);
             let _ = status_namespaces(&text);
@@ -360,6 +369,8 @@ mod tests {
         let text = b"rchar: 5\nwchar: 6\nsyscr: 1\nsyscw: 2\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 100\n";
         assert_eq!(io(text), Some(Io { read: 4096, written: 8192, cancelled: 100 }));
         assert_eq!(statm_resident(b"1000 250 30 1 0 100 0\n"), Some(250));
+        assert_eq!(schedstat(b"1318924 7 2\n"), Some((1_318_924, 2)));
+        assert_eq!(schedstat(b"1318924 7\n"), None);
         assert_eq!(status_peak(b"Name:\tx\nVmHWM:\t   12 kB\nVmRSS:\t 4 kB\n"), Some(12 * 1024));
         assert_eq!(status_peak(b"Name:\tzombie\n"), None);
         assert_eq!(status_namespaces(b"NSpid:\t900\t12\t1\n"), Some((1, 3)));

@@ -3,7 +3,7 @@
 //! it saw gpurun do, and compares what both cost.
 //!
 //! A line of a plan: `sample`, `keep PATH` (opened once, then read in place), `open PATH` (opened, read and closed),
-//! `call FUNCTION GPU`. When the plan is over it begins again. Prints nanoseconds of CPU a sample.
+//! `clock PID` (a process's CPU clock), `call FUNCTION GPU`. When the plan is over it begins again. Prints nanoseconds of CPU a sample.
 //!
 //! `floor probe` is the least that choosing can cost: it opens the driver, asks each GPU for its UUID and its memory,
 //! prints how many there are, and ends.
@@ -40,6 +40,7 @@ const FIELDS: [(u32, u32); 8] =
 enum Step {
     Keep(usize),
     Open(String),
+    Clock(libc::clockid_t),
     Call(Function, usize),
 }
 
@@ -232,6 +233,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 Step::Keep(place)
             }
             "open" => Step::Open(rest.to_owned()),
+            "clock" => Step::Clock(!rest.parse::<libc::pid_t>()? << 3 | 2),
             "call" => {
                 let (name, gpu) = rest.split_once(' ').ok_or("call FUNCTION GPU")?;
                 let driver = match &driver {
@@ -271,6 +273,11 @@ fn main() -> Result<(), Box<dyn Error>> {
                     if let Ok(mut file) = File::open(path) {
                         let _ = file.read(&mut buffer);
                     }
+                }
+                Step::Clock(clock) => {
+                    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+                    // SAFETY: the kernel writes one timespec, or refuses the clock.
+                    unsafe { libc::clock_gettime(*clock, &raw mut time) };
                 }
                 Step::Call(function, gpu) => {
                     if let Some(device) = driver.as_ref().and_then(|driver| driver.devices.get(*gpu)) {
