@@ -69,7 +69,8 @@ mod tests {
             std::hint::spin_loop();
         }
         assert!(own_cpu_seconds() > seconds);
-        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let mut child =
+            std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         assert!(of_process(pid).is_some());
         drop(child.stdin.take());

@@ -10,9 +10,9 @@ use std::path::Path;
 
 use super::ledger::{Account, Heir, Ledger};
 use super::settings::{Notice, SamplingError, TreeRoot};
-use crate::collectors::{clock, own};
 use crate::collectors::procfs::file::{Buffer, Dir, FileError, KernelFile, StackPath};
 use crate::collectors::procfs::parse;
+use crate::collectors::{clock, own};
 use crate::model::id::ProcessKey;
 
 /// Longest name the kernel writes (kernel threads; programs have 15 bytes).

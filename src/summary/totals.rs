@@ -57,9 +57,9 @@ pub struct SeriesTotal {
 }
 
 impl SeriesTotal {
-    /// Time-weighted mean over the windows that have one.
+    /// Time-weighted mean over the windows that have one; `None` also where a job's own numbers are too large for it.
     pub fn mean(&self) -> Option<f64> {
-        (self.known_s > 0.0).then(|| self.integral / self.known_s)
+        (self.known_s > 0.0).then(|| self.integral / self.known_s).filter(|mean| mean.is_finite())
     }
 
     fn add(&mut self, row: &Row, window_s: f64) {

@@ -13,11 +13,16 @@ use crate::model::window::{Row, Stats};
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Points {
     sum: f64,
+    /// The same in units of [`UNIT`], for numbers whose plain sum is beyond what a double can hold.
+    units: f64,
     min: f64,
     max: f64,
     last: f64,
     count: u32,
 }
+
+/// Larger than there can be points: a sum in these is finite. A power of two, so that nothing is rounded off.
+const UNIT: f64 = (1u64 << 40) as f64;
 
 impl Points {
     pub(super) fn push(&mut self, value: f64) {
@@ -27,6 +32,7 @@ impl Points {
         self.min = self.min.min(value);
         self.max = self.max.max(value);
         self.sum += value;
+        self.units += value / UNIT;
         self.last = value;
         self.count = self.count.saturating_add(1);
     }
@@ -42,6 +48,7 @@ impl Points {
         self.min = self.min.min(earlier.min);
         self.max = self.max.max(earlier.max);
         self.sum += earlier.sum;
+        self.units += earlier.units;
         self.count = self.count.saturating_add(earlier.count);
     }
 
@@ -50,7 +57,9 @@ impl Points {
         if self.count == 0 {
             return None;
         }
-        let mean = (self.sum / f64::from(self.count)).max(self.min).min(self.max);
+        let count = f64::from(self.count);
+        let mean = if self.sum.is_finite() { self.sum / count } else { self.units / count * UNIT };
+        let mean = mean.max(self.min).min(self.max);
         Some(Row {
             series: Arc::clone(series),
             stats: Stats {
@@ -127,5 +136,28 @@ impl PointTable {
 
     pub(super) fn clear(&mut self) {
         self.0.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mean_of(values: &[f64]) -> f64 {
+        let (mut first, mut all) = (Points::default(), Points::default());
+        let (earlier, later) = values.split_at(values.len() / 2);
+        earlier.iter().for_each(|value| first.push(*value));
+        later.iter().for_each(|value| all.push(*value));
+        all.merge(&first);
+        all.row(&point_series(MetricId::UserValue, None)).unwrap().stats.mean.unwrap()
+    }
+
+    #[test]
+    fn the_mean_of_the_largest_numbers_is_their_mean() {
+        assert_eq!(mean_of(&[1.0, 2.0, 6.0]), 3.0);
+        assert_eq!(mean_of(&[f64::MAX; 5]), f64::MAX);
+        assert!((mean_of(&[1.6e308, 1.2e308]) - 1.4e308).abs() < 1e293);
+        assert_eq!(mean_of(&[f64::MAX, f64::MAX, -f64::MAX, -f64::MAX]), 0.0);
+        assert_eq!(mean_of(&[f64::MIN_POSITIVE; 3]), f64::MIN_POSITIVE);
     }
 }

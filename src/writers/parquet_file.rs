@@ -33,7 +33,7 @@ use super::{Layout, Mode, WriterError, WriterSettings};
 const ROW_GROUP: usize = 64 << 10;
 
 /// A row group is held in memory until it is whole: wide rows get fewer of them.
-const ROW_GROUP_CELLS: usize = 2 << 20;
+const ROW_GROUP_CELLS: usize = 1 << 20;
 
 /// `metrics.parquet.journal` of `metrics.parquet`.
 pub fn journal_path(target: &Path) -> PathBuf {
