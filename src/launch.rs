@@ -6,12 +6,13 @@
 //!    end gpurun between "the job exists" and "its exit status is known". While gpurun only waits for a
 //!    GPU, [`SignalHold::released`] lets signals act as on any other program.
 //! 2. [`spawn()`] on the main thread. The child is gpurun's direct child, in the same process group and
-//!    session, with what [`inherited()`] saw before Rust's runtime changed it.
+//!    session, with what [`inherited()`] saw at its start.
 //! 3. [`Launcher::next_event`] until [`JobEvent::MainExited`], then [`Launcher::leftovers`] or
 //!    [`Launcher::kill_tree`].
 //! 4. [`exit::leave`] as the very last thing.
 
 mod bare;
+pub mod entry;
 pub mod exit;
 mod inherited;
 mod launcher;

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write as _};
-use std::process::ExitCode;
 
 use clap::CommandFactory;
 
@@ -44,11 +43,11 @@ use notice::Notices;
 use select::SelectStreams;
 
 /// The whole program: reads the command line, does what it says, gives the status.
-pub fn main(argv: Vec<OsString>) -> ExitCode {
+pub fn main(argv: Vec<OsString>) -> Exit {
     choose::this_is_gpurun();
     say_panics_without_waiting();
     if argv.get(1).is_some_and(|word| word == choose::CUDA_ORDER_COMMAND) {
-        return choose::print_cuda_order(&mut io::stdout().lock(), &mut NonBlockingStderr::new()).into();
+        return choose::print_cuda_order(&mut io::stdout().lock(), &mut NonBlockingStderr::new());
     }
     match cli::parse(argv) {
         Ok(Invocation::Job(args)) => with_signals_held(|hold| job::run(&args, hold)),
@@ -58,7 +57,7 @@ pub fn main(argv: Vec<OsString>) -> ExitCode {
         }
         Err(Stop::Usage(line)) => {
             Notices::new(false).error(&line);
-            Exit::Usage.into()
+            Exit::Usage
         }
     }
 }
@@ -69,19 +68,19 @@ fn say_panics_without_waiting() {
 }
 
 /// Blocks signals before any thread starts, so that none can end gpurun while it has a job.
-fn with_signals_held(run: impl FnOnce(SignalHold) -> ExitCode) -> ExitCode {
+fn with_signals_held(run: impl FnOnce(SignalHold) -> Exit) -> Exit {
     driver::ready_to_wait();
     match SignalHold::new() {
         Ok(hold) => run(hold),
         Err(error) => {
             Notices::new(false).error(&format!("cannot watch signals: {error}"));
-            Exit::OwnFailure.into()
+            Exit::OwnFailure
         }
     }
 }
 
 /// Everything that is not a job.
-fn other(command: Command) -> ExitCode {
+fn other(command: Command) -> Exit {
     let mut out = io::stdout().lock();
     // Few commands have anything to say beside their answer.
     let notices = || Notices::new(false);
@@ -101,8 +100,8 @@ fn other(command: Command) -> ExitCode {
         Command::Man => printed(clap_mangen::Man::new(Cli::command()).render(&mut out), &notices()),
         Command::Recover(args) => {
             match recover::recover(&args.paths, &mut out, &mut NonBlockingStderr::new()) {
-                Ok(outcome) if outcome.failed == 0 => Exit::Ok.into(),
-                Ok(_) => Exit::Failed.into(),
+                Ok(outcome) if outcome.failed == 0 => Exit::Ok,
+                Ok(_) => Exit::Failed,
                 Err(error) => printed(Err(error), &notices()),
             }
         }
@@ -164,7 +163,7 @@ fn list_devices(args: &DevicesArgs, out: &mut dyn io::Write) -> Exit {
 }
 
 /// `gpurun export`.
-fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> ExitCode {
+fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> Exit {
     let layout = match args.layout {
         Some(LayoutArg::Wide) => Layout::Wide,
         Some(LayoutArg::Long) | None => Layout::Long,
@@ -172,11 +171,11 @@ fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> 
     let request =
         ExportRequest { inputs: args.paths, output: args.output, layout, overwrite: args.overwrite };
     match export::export(&request, args.quiet, out, &mut NonBlockingStderr::new()) {
-        Ok(_) => Exit::Ok.into(),
-        Err(WriterError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Exit::Ok.into(),
+        Ok(_) => Exit::Ok,
+        Err(WriterError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
         Err(error) => {
             notices.error(&error.to_string());
-            Exit::Failed.into()
+            Exit::Failed
         }
     }
 }
@@ -187,13 +186,13 @@ fn refuse(stderr: &mut dyn io::Write, why: &dyn std::fmt::Display, exit: Exit) -
 }
 
 /// A reader that closed its end has what it wanted; anything else is a failure.
-fn printed(result: io::Result<()>, notices: &Notices) -> ExitCode {
+fn printed(result: io::Result<()>, notices: &Notices) -> Exit {
     match result {
-        Ok(()) => Exit::Ok.into(),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Ok.into(),
+        Ok(()) => Exit::Ok,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
         Err(error) => {
             notices.error(&format!("cannot write to standard output: {error}"));
-            Exit::Failed.into()
+            Exit::Failed
         }
     }
 }

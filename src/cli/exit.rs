@@ -30,9 +30,3 @@ impl Exit {
         self as u8
     }
 }
-
-impl From<Exit> for std::process::ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit.code())
-    }
-}

@@ -1,7 +1,5 @@
-//! What gpurun was started with, seen before Rust's runtime changes it.
-//!
-//! Before `main` the runtime ignores SIGPIPE and opens `/dev/null` on closed descriptors 0 to 2. The job
-//! must get neither, so an `.init_array` entry looks first. It only reads.
+//! What gpurun was started with, seen before it changes any of it: it ignores SIGPIPE and opens `/dev/null` on closed
+//! descriptors 0 to 2, and the job must get neither. It only reads.
 
 use std::sync::OnceLock;
 
@@ -30,15 +28,7 @@ pub struct Inherited {
 
 static INHERITED: OnceLock<Inherited> = OnceLock::new();
 
-#[used]
-#[unsafe(link_section = ".init_array")]
-static AT_ENTRY: extern "C" fn() = at_entry;
-
-extern "C" fn at_entry() {
-    INHERITED.get_or_init(look);
-}
-
-/// What gpurun was started with.
+/// What gpurun was started with, as of the first call, which [`entry::run`](super::entry::run) makes.
 pub fn inherited() -> &'static Inherited {
     INHERITED.get_or_init(look)
 }

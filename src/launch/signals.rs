@@ -217,6 +217,11 @@ pub(super) fn set_default(signal: i32) -> bool {
     set_disposition(signal, libc::SIG_DFL)
 }
 
+/// Ignores a signal from now on.
+pub(super) fn ignore(signal: i32) -> bool {
+    set_disposition(signal, libc::SIG_IGN)
+}
+
 /// The kernel's own `struct sigaction`, the same on x86-64 and aarch64. libc's call refuses the two signals
 /// that libc keeps for its threads; their dispositions are the job's all the same.
 #[repr(C)]

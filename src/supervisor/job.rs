@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,7 +34,7 @@ pub(super) const LAST_MARKS: Duration = Duration::from_millis(200);
 const TREE_GRACE: Duration = Duration::from_secs(5);
 
 /// Runs a job and answers with its status.
-pub(super) fn run(args: &RunArgs, hold: SignalHold) -> ExitCode {
+pub(super) fn run(args: &RunArgs, hold: SignalHold) -> ! {
     let notices = Notices::new(args.common.quiet);
     match prepare_and_run(args, hold, &notices) {
         Ok(exit) => launch::exit::leave(exit),

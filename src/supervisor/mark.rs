@@ -1,7 +1,6 @@
 //! `gpurun tag`, `step` and `log`: passes one mark of a script on to the gpurun around it.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -19,13 +18,13 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Sends the mark. Outside gpurun, and when gpurun is gone, this is a silent success: a script must
 /// not fail for want of its observer. What gpurun refuses is said, with success all the same.
-pub(super) fn run(request: Result<MarkRequest, String>, notices: &Notices) -> ExitCode {
+pub(super) fn run(request: Result<MarkRequest, String>, notices: &Notices) -> Exit {
     let now = Client::now();
     let request = match request {
         Ok(request) => request,
         Err(line) => {
             notices.error(&line);
-            return Exit::Usage.into();
+            return Exit::Usage;
         }
     };
     let socket = std::env::var_os(control::SOCKET_VARIABLE).filter(|path| !path.is_empty());
@@ -34,7 +33,7 @@ pub(super) fn run(request: Result<MarkRequest, String>, notices: &Notices) -> Ex
     {
         notices.say(&format!("mark ignored: {why}"));
     }
-    Exit::Ok.into()
+    Exit::Ok
 }
 
 fn send(socket: &std::path::Path, message: Value) -> Result<(), ClientError> {

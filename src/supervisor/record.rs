@@ -1,6 +1,5 @@
 //! `gpurun record`: logs without launching, until its processes end, the time is up, or it is told to stop.
 
-use std::process::ExitCode;
 use std::time::Instant;
 
 use crate::cli::args::RecordArgs;
@@ -18,7 +17,7 @@ use super::watched::Watched;
 use super::{describe, targets};
 
 /// Records, and answers 0 unless something was wrong before it began.
-pub(super) fn run(args: &RecordArgs, hold: SignalHold) -> ExitCode {
+pub(super) fn run(args: &RecordArgs, hold: SignalHold) -> ! {
     let notices = Notices::new(args.common.quiet);
     match record(args, hold, &notices) {
         // An orderly end could wait for a driver that hangs.

@@ -6,7 +6,6 @@ use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,13 +45,13 @@ enum ReportError {
 }
 
 /// Prints the text, or writes the page.
-pub(super) fn run(args: &ReportArgs, notices: &Notices) -> ExitCode {
+pub(super) fn run(args: &ReportArgs, notices: &Notices) -> Exit {
     match report(args, notices) {
-        Ok(()) => Exit::Ok.into(),
-        Err(ReportError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Exit::Ok.into(),
+        Ok(()) => Exit::Ok,
+        Err(ReportError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
         Err(error) => {
             notices.error(&error.to_string());
-            Exit::Failed.into()
+            Exit::Failed
         }
     }
 }

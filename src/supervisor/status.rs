@@ -1,7 +1,6 @@
 //! `gpurun status`: asks running gpuruns for their current window and prints it.
 
 use std::io::{self, Write};
-use std::process::ExitCode;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -15,7 +14,7 @@ use crate::control::{self, Client, ClientError};
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Asks the gpurun with the given pid, or every one of this user, and prints what they answer.
-pub(super) fn run(args: &StatusArgs, out: &mut impl Write, notices: &Notices) -> ExitCode {
+pub(super) fn run(args: &StatusArgs, out: &mut impl Write, notices: &Notices) -> Exit {
     let wanted = args.pid.and_then(|pid| i32::try_from(pid).ok());
     let sockets =
         control::find_sockets().into_iter().filter(|found| args.pid.is_none() || Some(found.pid) == wanted);
@@ -43,10 +42,10 @@ pub(super) fn run(args: &StatusArgs, out: &mut impl Write, notices: &Notices) ->
     match printed {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             notices.error(&format!("cannot write to standard output: {error}"));
-            Exit::Failed.into()
+            Exit::Failed
         }
-        _ if failed => Exit::Failed.into(),
-        _ => Exit::Ok.into(),
+        _ if failed => Exit::Failed,
+        _ => Exit::Ok,
     }
 }
 

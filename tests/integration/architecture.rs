@@ -37,7 +37,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 ];
 
 /// Where `unsafe` may stand: the machine's edges.
-const UNSAFE: &[&str] = &["launch/", "collectors/", "control/os.rs"];
+const UNSAFE: &[&str] = &["launch/", "collectors/", "control/os.rs", "main.rs"];
 
 fn source_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
