@@ -21,7 +21,11 @@ const PANICKED: c_int = 101;
 /// # Safety
 /// `argv` points to `argc` C strings that live as long as the process, as those given to `main` do, and no other thread
 /// runs.
-pub unsafe fn run(argc: c_int, argv: *const *const c_char, command: impl FnOnce(Vec<OsString>) -> u8) -> c_int {
+pub unsafe fn run(
+    argc: c_int,
+    argv: *const *const c_char,
+    command: impl FnOnce(Vec<OsString>) -> u8,
+) -> c_int {
     let closed = inherited().closed_stdio;
     open_standard_descriptors(closed);
     // A reader that goes away is an error to be seen, not a death.

@@ -203,6 +203,17 @@ impl Sampler {
         self.registry.all()
     }
 
+    /// What is known without a look: a job that gpurun starts has used nothing at its `start`. What it uses until the
+    /// first sample would otherwise count as used after it.
+    pub fn begin(&self, start: Mono, out: &mut Sample) {
+        out.clear(start);
+        if matches!(self.settings.root, TreeRoot::ChildrenOfSelf { .. }) {
+            for metric in [MetricId::JobCpuPercent, MetricId::JobIoRead, MetricId::JobIoWrite] {
+                self.whole.push(metric, Reading::Value(0.0), out);
+            }
+        }
+    }
+
     /// Everyone is done with a closed series; its number may be reused.
     pub fn release(&mut self, id: SeriesId) {
         self.registry.release(id);

@@ -385,6 +385,10 @@ impl Running {
     fn follow(&mut self) {
         self.begin_sampling();
         let mut deadlines = Deadlines::new(self.run.start_mono, self.logging.interval);
+        if let Some(sampler) = &self.sampler {
+            sampler.begin(self.run.start_mono, &mut self.sample);
+            self.fold.sample(&self.sample);
+        }
         self.tick(clock::monotonic(), Due::unscheduled());
         loop {
             let now = clock::monotonic();

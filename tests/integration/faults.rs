@@ -284,6 +284,23 @@ fn short_orphans_are_reaped_and_their_cpu_is_in_the_log() {
     assert_eq!(summary["leftovers"].as_array().map(Vec::len), Some(0), "{summary}");
 }
 
+/// What a job uses between its start and the first look at it is used in that time, not in the time after it.
+#[test]
+fn a_short_job_of_one_thread_uses_at_most_one_core() {
+    let dir = tempfile::tempdir().unwrap();
+    let summary = dir.path().join("summary.json");
+    for _ in 0..20 {
+        let mut command = gpurun(dir.path(), &["-q", "--overwrite", "--summary"]);
+        command.arg(&summary);
+        let output = with_job(command, &["true"]);
+        assert_eq!(describe(output.status), "code 0", "{}", said(&output));
+        let summary: serde_json::Value = serde_json::from_slice(&fs::read(&summary).unwrap()).unwrap();
+        let (used, time) =
+            (summary["job"]["cpu_s"].as_f64().unwrap(), summary["duration_s"].as_f64().unwrap());
+        assert!(used > 0.0 && used < time, "{used} s of CPU in {time} s");
+    }
+}
+
 #[test]
 fn ten_thousand_short_children_are_reaped_and_their_cpu_is_in_the_log() {
     let dir = tempfile::tempdir().unwrap();
