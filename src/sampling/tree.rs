@@ -75,7 +75,9 @@ enum IoState {
 ///
 /// Its CPU clock stands still as long as it does not run, and `/proc/PID/schedstat` counts how often the first thread
 /// got a CPU and for how long. Either speaks for the whole process where that is the only thread, and for all the time
-/// since the read where the thread was off its CPU then.
+/// since the read where the thread was off its CPU then. The clock is brought up to date at each tick and when the process
+/// leaves its CPU: who has just begun to run looks asleep for some milliseconds more, as if it had been read that much
+/// earlier. On a host that shares its CPUs with others, a turn of microseconds may go uncounted altogether.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
     /// It has run lately, has several threads, or is new.
@@ -125,9 +127,16 @@ enum SchedSource {
 impl SchedSource {
     /// The clocks speak of the processes of gpurun's own PID namespace. Of another process they tell what the
     /// scheduler last noted down, at each tick and whenever it leaves its CPU; CPUs without ticks note it once a second.
-    fn of(proc_root: &Path, self_pid: i32) -> Self {
-        let own = proc_root == Path::new("/proc") && u32::try_from(self_pid) == Ok(std::process::id());
-        if own && !own::has_tickless_cpus() { Self::Clock } else { Self::File }
+    /// A kernel that keeps no count in nanoseconds may have clocks that stand still for long, too.
+    fn of(proc_root: &Path, proc: &Dir, self_pid: i32) -> Self {
+        let mut buffer = Buffer::default();
+        let mut read = |name: &str| proc.file(&StackPath::of_process(self_pid, name)).ok();
+        let counts = read("schedstat").and_then(|file| parse::schedstat(file.read(&mut buffer).ok()?));
+        let is_counted = counts.is_some_and(|(ran, _)| ran > 0);
+        // One number: this `/proc` shows gpurun's own namespace, and not one around it.
+        let spaces = read("status").and_then(|file| parse::status_namespaces(file.read(&mut buffer).ok()?));
+        let is_own = proc_root == Path::new("/proc") && spaces.is_some_and(|(_, depth)| depth == 1);
+        if is_counted && is_own && !own::has_tickless_cpus() { Self::Clock } else { Self::File }
     }
 }
 
@@ -342,6 +351,7 @@ impl Tree {
             .ok()
             .and_then(|target| target.to_str()?.parse().ok())
             .ok_or_else(|| no_proc("no link self".to_owned()))?;
+        let sched_source = SchedSource::of(proc_root, &proc, self_pid);
         let mut tree = Self {
             scan: None,
             proc,
@@ -371,7 +381,7 @@ impl Tree {
             walked_at: None,
             unsettled: false,
             rest_passes: 0,
-            sched_source: SchedSource::of(proc_root, self_pid),
+            sched_source,
             seconds_per_tick: 1.0 / own::ticks_per_second(),
             page_bytes: own::page_bytes(),
             notices: Vec::new(),
@@ -534,14 +544,18 @@ impl Tree {
             self.add_found();
         }
         let unkept = std::mem::take(&mut self.unkept_threads);
-        let walks = self.scan.is_none() && self.root != TreeRoot::GpuProcesses && !quiet;
+        let may_walk = self.scan.is_none() && self.root != TreeRoot::GpuProcesses;
         let mut place = 0;
         while place < self.nodes.len() {
             let rests = self.read(place);
             let node = &mut self.nodes[place];
             // Who does not run makes no children. It may be given those of its descendants, if it has any.
+            let was_childless = node.childless;
             node.childless &= rests && !unsettled;
-            if walks && !node.gone && !node.childless {
+            // Who has just begun to run may not be seen to by its clock: in a pass that walked all others it made a
+            // child, and was passed over. What is found so late has not been asked for its own either.
+            let passed_over = (was_childless && !node.childless) || node.reads == 1;
+            if may_walk && (!quiet || passed_over) && !node.gone && !node.childless {
                 self.found.clear();
                 if node.threads > 1 && node.files.task.is_none() {
                     let task = StackPath::of_process(node.key.pid, "task");

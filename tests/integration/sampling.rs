@@ -379,6 +379,36 @@ fn a_process_that_has_not_run_is_not_read_again() {
     assert_eq!(rss(&mut watch), 3.0);
 }
 
+/// Who has just got its CPU back and forked may look asleep still. The walk that this fork causes passes it over, and
+/// there may never be another fork.
+#[test]
+fn a_child_of_one_that_has_just_woken_is_found_without_another_fork() {
+    let fake = FakeProc::new();
+    let forks = |n: u32| fake.write("stat", &format!("cpu  1 0 0 9\ncpu0 1\nbtime 3\nprocesses {n}\n"));
+    forks(0);
+    let process = Fake::new(10, GPURUN);
+    fake.put(&process);
+    fake.write("10/status", &format!("Name:\tx\nNSpid:\t10\nVmHWM:\t{} kB\n", process.pages * 4));
+    fake.write("10/schedstat", "500 20 3\n");
+    fake.children(GPURUN, GPURUN, &[10]);
+    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
+    settings.descriptors = Some(64);
+    let mut watch = Watch::new(settings);
+    let processes = |watch: &mut Watch| value(&watch.sample(None), "job/processes (count)");
+    for pass in 0..5 {
+        forks(pass);
+        assert_eq!(processes(&mut watch), 1.0);
+    }
+    fake.put(&Fake::new(20, 10));
+    fake.children(10, 10, &[20]);
+    fake.put(&Fake::new(30, 20));
+    fake.children(20, 20, &[30]);
+    forks(9);
+    assert_eq!(processes(&mut watch), 1.0, "it looks asleep, and is known to have no children");
+    fake.write("10/schedstat", "900 20 4\n");
+    assert_eq!(processes(&mut watch), 3.0);
+}
+
 /// Whoever joins a PID namespace and ends leaves its children to the namespace's first process, which need not run
 /// for that and need not have had any.
 #[test]
@@ -386,6 +416,7 @@ fn the_first_process_of_a_namespace_is_asked_for_children_though_it_rests() {
     for (namespaces, seen) in [("10 1", 2.0), ("10", 1.0)] {
         let fake = FakeProc::new();
         let forks = |n: u32| fake.write("stat", &format!("cpu  1 0 0 9\ncpu0 1\nbtime 3\nprocesses {n}\n"));
+        forks(0);
         let process = Fake::new(10, GPURUN);
         fake.put(&process);
         let status = format!("Name:\tx\nNSpid:\t{}\nVmHWM:\t{} kB\n", namespaces, process.pages * 4);
