@@ -130,7 +130,7 @@ impl SchedSource {
     /// A kernel that keeps no count in nanoseconds may have clocks that stand still for long, too.
     fn of(proc_root: &Path, proc: &Dir, self_pid: i32) -> Self {
         let mut buffer = Buffer::default();
-        let mut read = |name: &str| proc.file(&StackPath::of_process(self_pid, name)).ok();
+        let read = |name: &str| proc.file(&StackPath::of_process(self_pid, name)).ok();
         let counts = read("schedstat").and_then(|file| parse::schedstat(file.read(&mut buffer).ok()?));
         let is_counted = counts.is_some_and(|(ran, _)| ran > 0);
         // One number: this `/proc` shows gpurun's own namespace, and not one around it.
