@@ -4,8 +4,7 @@ use crate::model::time::{ClockPair, Mono, Wall};
 
 /// Reads `CLOCK_MONOTONIC`, which does not advance while the host is suspended.
 pub fn monotonic() -> Mono {
-    let t = read(libc::CLOCK_MONOTONIC);
-    Mono(u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0))
+    Mono(nanos(read(libc::CLOCK_MONOTONIC)))
 }
 
 /// Reads `CLOCK_REALTIME`.
@@ -35,18 +34,23 @@ pub fn of_process(pid: i32) -> Option<u64> {
     if !PIDS.contains(&pid) {
         return None;
     }
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is a valid timespec for the call's duration; the kernel refuses a clock that it does not have.
-    let answer = unsafe { libc::clock_gettime((!pid << 3) | SCHED, &raw mut t) };
-    let (seconds, nanos) = (u64::try_from(t.tv_sec).ok()?, u64::try_from(t.tv_nsec).ok()?);
-    (answer == 0).then_some(seconds * 1_000_000_000 + nanos)
+    try_read((!pid << 3) | SCHED).map(nanos)
 }
 
+fn nanos(t: libc::timespec) -> u64 {
+    u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0)
+}
+
+/// A clock that exists on every Linux.
 fn read(clock: libc::clockid_t) -> libc::timespec {
+    try_read(clock).unwrap_or(libc::timespec { tv_sec: 0, tv_nsec: 0 })
+}
+
+fn try_read(clock: libc::clockid_t) -> Option<libc::timespec> {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is a valid timespec for the call's duration; these clocks exist on every Linux.
-    unsafe { libc::clock_gettime(clock, &raw mut t) };
-    t
+    // SAFETY: `t` is a valid timespec for the call's duration; the kernel refuses a clock that it does not have.
+    let answer = unsafe { libc::clock_gettime(clock, &raw mut t) };
+    (answer == 0).then_some(t)
 }
 
 #[cfg(test)]

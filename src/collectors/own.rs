@@ -29,15 +29,11 @@ pub fn since_boot() -> Duration {
 /// The most memory that this process has held so far, in bytes. A child that executes another program starts its own
 /// `ru_maxrss` from it.
 pub fn peak_bytes() -> u64 {
-    usage().map_or(0, |usage| u64::try_from(usage.ru_maxrss).unwrap_or(0) * 1024)
-}
-
-fn usage() -> Option<libc::rusage> {
     // SAFETY: an all-zero rusage is a valid value of that plain struct.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes one rusage into `usage`.
     let answer = unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
-    (answer == 0).then_some(usage)
+    if answer == 0 { u64::try_from(usage.ru_maxrss).unwrap_or(0) * 1024 } else { 0 }
 }
 
 /// Whether there are CPUs on which the scheduler takes no notes while a single thread runs (`nohz_full`).

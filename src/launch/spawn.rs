@@ -245,7 +245,7 @@ fn in_child(prepared: &mut Prepared, entry: &Inherited, report: RawFd) -> ! {
     }
     for (fd, closed) in (0..).zip(entry.closed_stdio) {
         if closed {
-            // SAFETY: the runtime opened /dev/null there; the job gets it closed, as gpurun did.
+            // SAFETY: gpurun opened /dev/null there; the job gets it closed, as gpurun did.
             unsafe { libc::close(fd) };
         }
     }

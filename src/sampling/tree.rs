@@ -128,14 +128,13 @@ impl SchedSource {
     /// The clocks speak of the processes of gpurun's own PID namespace. Of another process they tell what the
     /// scheduler last noted down, at each tick and whenever it leaves its CPU; CPUs without ticks note it once a second.
     /// A kernel that keeps no count in nanoseconds may have clocks that stand still for long, too.
-    fn of(proc_root: &Path, proc: &Dir, self_pid: i32) -> Self {
-        let mut buffer = Buffer::default();
+    fn of(proc: &Dir, self_pid: i32, buffer: &mut Buffer) -> Self {
         let read = |name: &str| proc.file(&StackPath::of_process(self_pid, name)).ok();
-        let counts = read("schedstat").and_then(|file| parse::schedstat(file.read(&mut buffer).ok()?));
+        let counts = read("schedstat").and_then(|file| parse::schedstat(file.read(buffer).ok()?));
         let is_counted = counts.is_some_and(|(ran, _)| ran > 0);
         // One number: this `/proc` shows gpurun's own namespace, and not one around it.
-        let spaces = read("status").and_then(|file| parse::status_namespaces(file.read(&mut buffer).ok()?));
-        let is_own = proc_root == Path::new("/proc") && spaces.is_some_and(|(_, depth)| depth == 1);
+        let spaces = read("status").and_then(|file| parse::status_namespaces(file.read(buffer).ok()?));
+        let is_own = spaces.is_some_and(|(_, depth)| depth == 1);
         if is_counted && is_own && !own::has_tickless_cpus() { Self::Clock } else { Self::File }
     }
 }
@@ -326,7 +325,8 @@ pub struct Tree {
     unsettled: bool,
     /// A process that does not run is read all the same after so many passes.
     rest_passes: u32,
-    sched_source: SchedSource,
+    /// Not looked for before the first process seems to rest: a short job needs none.
+    sched_source: Option<SchedSource>,
     seconds_per_tick: f64,
     page_bytes: u64,
     notices: Vec<Notice>,
@@ -351,7 +351,6 @@ impl Tree {
             .ok()
             .and_then(|target| target.to_str()?.parse().ok())
             .ok_or_else(|| no_proc("no link self".to_owned()))?;
-        let sched_source = SchedSource::of(proc_root, &proc, self_pid);
         let mut tree = Self {
             scan: None,
             proc,
@@ -381,7 +380,7 @@ impl Tree {
             walked_at: None,
             unsettled: false,
             rest_passes: 0,
-            sched_source,
+            sched_source: (proc_root != Path::new("/proc")).then_some(SchedSource::File),
             seconds_per_tick: 1.0 / own::ticks_per_second(),
             page_bytes: own::page_bytes(),
             notices: Vec::new(),
@@ -687,7 +686,10 @@ impl Tree {
         if matches!(rest, Rest::Awake | Rest::Unknown) || self.rest_passes == 0 {
             return (None, false);
         }
-        let count = match self.sched_source {
+        let source = *self
+            .sched_source
+            .get_or_insert_with(|| SchedSource::of(&self.proc, self.self_pid, &mut self.buffer));
+        let count = match source {
             SchedSource::Clock => {
                 clock::of_process(self.nodes[place].key.pid).and_then(|ran| SchedCount::new(ran, 0))
             }
@@ -711,8 +713,7 @@ impl Tree {
                 } else if *looks < LOOKS {
                     (*passes, *limit, *looks) = (0, self.rest_passes, *looks + 1);
                     let at = || StackPath::of_process(node.key.pid, "statm");
-                    let statm = read_kept(node.files.statm.as_ref(), &self.proc, at, &mut self.buffer);
-                    let pages = statm.ok().and_then(parse::statm_resident);
+                    let pages = resident(node.files.statm.as_ref(), &self.proc, at, &mut self.buffer);
                     node.rss = pages.map(|pages| pages * self.page_bytes).or(node.rss);
                     pages.is_some()
                 } else {
@@ -828,13 +829,9 @@ impl Tree {
                 Some(tid) => StackPath::of_thread(pid, tid, name),
                 None => StackPath::of_process(pid, name),
             };
-            let statm = read_kept(
-                node.files.statm.as_ref().filter(|_| other.is_none()),
-                &self.proc,
-                || at("statm"),
-                &mut self.buffer,
-            );
-            node.rss = statm.ok().and_then(parse::statm_resident).map(|pages| pages * self.page_bytes);
+            let kept = node.files.statm.as_ref().filter(|_| other.is_none());
+            let pages = resident(kept, &self.proc, || at("statm"), &mut self.buffer);
+            node.rss = pages.map(|pages| pages * self.page_bytes);
             // What the process itself does to its memory makes it rise with a page fault only.
             if faulted {
                 if node.files.status.is_none() && other.is_none() {
@@ -1048,6 +1045,16 @@ fn read_kept<'b>(
         Some(file) => file.read(buffer),
         None => proc.file(&path())?.read(buffer),
     }
+}
+
+/// Resident pages.
+fn resident(
+    kept: Option<&KernelFile>,
+    proc: &Dir,
+    path: impl FnOnce() -> StackPath,
+    buffer: &mut Buffer,
+) -> Option<u64> {
+    parse::statm_resident(read_kept(kept, proc, path, buffer).ok()?)
 }
 
 /// A thread of the process other than the first.

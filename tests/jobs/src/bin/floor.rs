@@ -3,7 +3,8 @@
 //! it saw gpurun do, and compares what both cost.
 //!
 //! A line of a plan: `sample`, `keep PATH` (opened once, then read in place), `open PATH` (opened, read and closed),
-//! `clock PID` (a process's CPU clock), `call FUNCTION GPU`. When the plan is over it begins again. Prints nanoseconds of CPU a sample.
+//! `clock PID` (a process's CPU clock), `call FUNCTION GPU`. When the plan is over it begins again. Prints nanoseconds of
+//! CPU a sample.
 //!
 //! `floor probe` is the least that choosing can cost: it opens the driver, asks each GPU for its UUID and its memory,
 //! prints how many there are, and ends.
