@@ -25,6 +25,22 @@ pub enum Exit {
 }
 
 impl Exit {
+    /// The meaning of a code; `None` for one that is not gpurun's own.
+    pub fn from_code(code: u8) -> Option<Self> {
+        const ALL: [Exit; 9] = [
+            Exit::Ok,
+            Exit::Failed,
+            Exit::Usage,
+            Exit::SelectTooFew,
+            Exit::TooFew,
+            Exit::WaitedTooLong,
+            Exit::OwnFailure,
+            Exit::CannotExecute,
+            Exit::NotFound,
+        ];
+        ALL.into_iter().find(|exit| exit.code() == code)
+    }
+
     /// The code as the shell sees it.
     pub fn code(self) -> u8 {
         self as u8

@@ -57,15 +57,15 @@ pub struct FoundSocket {
     pub path: PathBuf,
 }
 
-/// Makes a private directory and listens in it.
-pub(super) fn listen(parent: Option<&Path>) -> Result<(PrivateDirectory, UnixListener), ControlError> {
+/// Makes a private directory, named after `pid`, and listens in it.
+pub(super) fn listen(parent: Option<&Path>, pid: u32) -> Result<(PrivateDirectory, UnixListener), ControlError> {
     let bases = match parent {
         Some(parent) => vec![parent.to_path_buf()],
         None => bases(),
     };
     let mut last = None;
     for base in bases {
-        match listen_in(&base) {
+        match listen_in(&base, pid) {
             Ok(done) => return Ok(done),
             Err(error) => last = Some(error),
         }
@@ -76,11 +76,11 @@ pub(super) fn listen(parent: Option<&Path>) -> Result<(PrivateDirectory, UnixLis
     }))
 }
 
-fn listen_in(base: &Path) -> Result<(PrivateDirectory, UnixListener), ControlError> {
+fn listen_in(base: &Path, pid: u32) -> Result<(PrivateDirectory, UnixListener), ControlError> {
     ensure_private(base).map_err(|source| ControlError::Directory { path: base.to_path_buf(), source })?;
     sweep(base);
     let dir =
-        make_own(base).map_err(|source| ControlError::Directory { path: base.to_path_buf(), source })?;
+        make_own(base, pid).map_err(|source| ControlError::Directory { path: base.to_path_buf(), source })?;
     let socket = dir.join(SOCKET_NAME);
     let private = PrivateDirectory { dir, socket };
     let listener = UnixListener::bind(&private.socket)
@@ -130,8 +130,7 @@ fn ensure_private(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn make_own(base: &Path) -> io::Result<PathBuf> {
-    let pid = std::process::id();
+fn make_own(base: &Path, pid: u32) -> io::Result<PathBuf> {
     for n in 0..SERVERS_PER_PID {
         let name = if n == 0 { pid.to_string() } else { format!("{pid}.{n}") };
         let dir = base.join(name);
@@ -203,18 +202,18 @@ mod tests {
         fs::create_dir(&real).unwrap();
         let link = temp.path().join("link");
         std::os::unix::fs::symlink(&real, &link).unwrap();
-        assert!(listen(Some(&link)).is_err());
+        assert!(listen(Some(&link), 7).is_err());
         let file = temp.path().join("file");
         fs::write(&file, b"").unwrap();
-        assert!(listen(Some(&file)).is_err());
+        assert!(listen(Some(&file), 7).is_err());
     }
 
     #[test]
     fn everything_is_private_and_goes_away() {
         let temp = tempfile::tempdir().unwrap();
         let base = temp.path().join("base");
-        let (first, _listening) = listen(Some(&base)).unwrap();
-        let (second, _too) = listen(Some(&base)).unwrap();
+        let (first, _listening) = listen(Some(&base), 7).unwrap();
+        let (second, _too) = listen(Some(&base), 7).unwrap();
         assert_ne!(first.socket(), second.socket());
         for path in [base.as_path(), first.socket().parent().unwrap()] {
             assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o700);
@@ -231,7 +230,7 @@ mod tests {
         let base = temp.path().join("base");
         fs::create_dir(&base).unwrap();
         fs::set_permissions(&base, fs::Permissions::from_mode(0o777)).unwrap();
-        let _server = listen(Some(&base)).unwrap();
+        let _server = listen(Some(&base), 7).unwrap();
         assert_eq!(fs::metadata(&base).unwrap().mode() & 0o777, 0o700);
     }
 
@@ -239,7 +238,7 @@ mod tests {
     fn a_path_too_long_for_a_socket_is_an_error() {
         let temp = tempfile::tempdir().unwrap();
         let base = temp.path().join("x".repeat(120));
-        assert!(matches!(listen(Some(&base)), Err(ControlError::Listen { .. })));
+        assert!(matches!(listen(Some(&base), 7), Err(ControlError::Listen { .. })));
         assert!(sockets_in(&base).is_empty());
     }
 }

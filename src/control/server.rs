@@ -86,11 +86,13 @@ pub struct Settings {
     pub first_stack: u32,
     /// Name of the run, told to clients that say hello.
     pub run: Arc<str>,
+    /// Process id under which `gpurun status` finds the socket.
+    pub pid: u32,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { dir: None, limits: Limits::default(), first_stack: 1, run: Arc::from("") }
+        Self { dir: None, limits: Limits::default(), first_stack: 1, run: Arc::from(""), pid: std::process::id() }
     }
 }
 
@@ -270,7 +272,7 @@ impl Server {
     where
         S: FnMut(ControlEvent) -> Result<(), ControlEvent> + Send + 'static,
     {
-        let (directory, listener) = directory::listen(settings.dir.as_deref())?;
+        let (directory, listener) = directory::listen(settings.dir.as_deref(), settings.pid)?;
         let pair = || -> io::Result<_> {
             let (ours, theirs) = UnixStream::pair()?;
             ours.set_nonblocking(true)?;

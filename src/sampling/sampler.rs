@@ -11,7 +11,7 @@ use super::gpu::{Followed, Role};
 use super::registry::{Registry, SeriesChange};
 use super::settings::{Notice, ProcessDetail, SamplerSettings, SamplingError, TreeRoot};
 use super::tree::{Node, ReapedUsage, Tree};
-use crate::collectors::clock;
+use crate::sys::clock;
 use crate::collectors::host::HostReader;
 use crate::collectors::own;
 use crate::collectors::procfs::file::{Buffer, FileError, KernelFile};

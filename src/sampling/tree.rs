@@ -12,7 +12,8 @@ use super::ledger::{Account, Heir, Ledger};
 use super::settings::{Notice, SamplingError, TreeRoot};
 use crate::collectors::procfs::file::{Buffer, Dir, FileError, KernelFile, StackPath};
 use crate::collectors::procfs::parse;
-use crate::collectors::{clock, own};
+use crate::collectors::own;
+use crate::sys::clock;
 use crate::model::id::ProcessKey;
 
 /// Longest name the kernel writes (kernel threads; programs have 15 bytes).
