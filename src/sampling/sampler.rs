@@ -207,7 +207,7 @@ impl Sampler {
     /// first sample would otherwise count as used after it.
     pub fn begin(&self, start: Mono, out: &mut Sample) {
         out.clear(start);
-        if matches!(self.settings.root, TreeRoot::ChildrenOfSelf { .. }) {
+        if matches!(self.settings.root, TreeRoot::Job { .. }) {
             for metric in [MetricId::JobCpuPercent, MetricId::JobIoRead, MetricId::JobIoWrite] {
                 self.whole.push(metric, Reading::Value(0.0), out);
             }
@@ -740,10 +740,13 @@ impl Sampler {
         let known = |value: Option<f64>| value.map_or(Reading::Missing, Reading::Value);
         let pages =
             self.own_statm.as_ref().and_then(|f| parse::statm_resident(f.read(&mut self.buffer).ok()?));
+        let minder = self.tree.minder();
+        let minder_rss = minder.map_or(Some(0), |minder| minder.rss);
+        let rss = pages.zip(minder_rss).map(|(pages, minder)| pages as f64 * self.page_bytes + minder as f64);
+        let cpu = clock::own_cpu_seconds() + minder.map_or(0.0, |minder| minder.cpu_seconds);
         let whole = &self.whole;
-        let cpu = 100.0 * clock::own_cpu_seconds();
-        whole.push(MetricId::GpurunCpuPercent, Reading::Value(cpu), out);
-        whole.push(MetricId::GpurunMemoryRss, known(pages.map(|p| p as f64 * self.page_bytes / MIB)), out);
+        whole.push(MetricId::GpurunCpuPercent, Reading::Value(100.0 * cpu), out);
+        whole.push(MetricId::GpurunMemoryRss, known(rss.map(|bytes| bytes / MIB)), out);
         whole.push(MetricId::GpurunLateSamples, Reading::Value(self.late as f64), out);
         whole.push(MetricId::GpurunDroppedSamples, Reading::Value(self.dropped as f64), out);
         let spent = clock::monotonic().since(start);

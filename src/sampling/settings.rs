@@ -10,11 +10,17 @@ use crate::model::metric_set::MetricSet;
 /// Which processes are the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TreeRoot {
-    /// `gpurun -- job`: every process under gpurun itself, which is a child subreaper, so that
-    /// orphans come back to it. gpurun is not part of it.
-    ChildrenOfSelf {
-        /// The job's main process. Older children of gpurun (of a shell that `exec`ed it) are not the job.
+    /// `gpurun -- job`: the main process and every process that the minder has as a descendant and that is not older
+    /// than the main one. The minder is a child subreaper, so that orphans of the job come back to it. Pids are those
+    /// of the caller's own PID namespace.
+    Job {
+        /// The process that started the job and reaps its orphans; it may be the caller itself. It may end before the
+        /// job: then the known processes and their new children are followed.
+        minder: i32,
+        /// The job's main process. Older children of the minder (of a shell that `exec`ed gpurun) are not the job.
         main_pid: i32,
+        /// The minder's child that measures, which is not the job's; 0 where there is none.
+        sidecar: i32,
     },
     /// `record --pid`: the tree under each of these processes.
     Pids(Vec<i32>),

@@ -288,19 +288,43 @@ impl Budget {
 /// threads that never had children take turns.
 const THREAD_OPENS: usize = 256;
 
+/// The process that started the job.
+#[derive(Debug)]
+struct Minder {
+    pid: i32,
+    start_ticks: u64,
+    /// The calling process: gpurun's own use is counted elsewhere.
+    is_self: bool,
+    alive: bool,
+    cpu_seconds: f64,
+    rss: Option<u64>,
+    files: Files,
+    threads: Vec<Task>,
+}
+
+/// What the minder, where it is another process, has used.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MinderUsage {
+    /// CPU seconds since it began; the last known value once it has ended.
+    pub cpu_seconds: f64,
+    /// Resident bytes, 0 once it has ended; `None` where they could not be read.
+    pub rss: Option<u64>,
+}
+
 /// The tree.
 #[derive(Debug)]
 pub struct Tree {
     proc: Dir,
     root: TreeRoot,
     self_pid: i32,
+    minder: Option<Minder>,
+    /// Never part of the tree; 0 where there is none.
+    sidecar: i32,
     main_start: u64,
     /// When the run began, in the clock of start times.
     began: u64,
     nodes: Vec<Node>,
     by_pid: HashMap<i32, usize>,
-    own_tasks: Files,
-    own_threads: Vec<Task>,
     budget: Budget,
     buffer: Buffer,
     names: Buffer,
@@ -355,12 +379,12 @@ impl Tree {
             scan: None,
             proc,
             self_pid,
+            minder: None,
+            sidecar: 0,
             main_start: 0,
             began: (own::since_boot().as_secs_f64() * own::ticks_per_second()) as u64,
             nodes: Vec::new(),
             by_pid: HashMap::new(),
-            own_tasks: Files::default(),
-            own_threads: Vec::new(),
             budget: Budget { left: descriptors },
             buffer: Buffer::default(),
             names: Buffer::default(),
@@ -393,15 +417,7 @@ impl Tree {
             tree.notices.push(Notice::NoChildrenFiles);
         }
         match tree.root.clone() {
-            TreeRoot::ChildrenOfSelf { main_pid } => {
-                // It may have ended already; then nothing older needs to be kept out either.
-                tree.main_start = tree.start_of(main_pid).map_or(0, |(start, _)| start);
-                let mut held = 0;
-                tree.own_tasks.children =
-                    tree.budget.keep(&mut held, || tree.proc.file(&StackPath::children(self_pid, self_pid)));
-                tree.own_tasks.task =
-                    tree.budget.keep(&mut held, || tree.proc.dir(&StackPath::of_process(self_pid, "task")));
-            }
+            TreeRoot::Job { minder, main_pid, sidecar } => tree.find_job(minder, main_pid, sidecar),
             TreeRoot::Pids(pids) => {
                 for pid in &pids {
                     tree.start_of(*pid).ok_or(SamplingError::NoProcess { pid: *pid })?;
@@ -416,6 +432,62 @@ impl Tree {
             TreeRoot::GpuProcesses => {}
         }
         Ok(tree)
+    }
+
+    fn find_job(&mut self, minder: i32, main_pid: i32, sidecar: i32) {
+        let (minder, main_pid, sidecar) = self.as_shown(minder, main_pid, sidecar);
+        self.sidecar = sidecar;
+        let mut held = 0;
+        let mut files = Files::default();
+        let mut keep_file = |path| self.budget.keep(&mut held, || self.proc.file(&path));
+        files.children = keep_file(StackPath::children(minder, minder));
+        files.stat = keep_file(StackPath::of_process(minder, "stat"));
+        files.statm = keep_file(StackPath::of_process(minder, "statm"));
+        files.task = self.budget.keep(&mut held, || self.proc.dir(&StackPath::of_process(minder, "task")));
+        // It may have ended already; then nothing older needs to be kept out either.
+        let main = self.start_of(main_pid);
+        self.main_start = main.map_or(0, |(start, _)| start);
+        // What began after the main process has only the minder's pid.
+        let started = self
+            .start_of(minder)
+            .filter(|(start, _)| main.is_none_or(|(main_start, _)| *start <= main_start));
+        let is_self = minder == self.self_pid;
+        self.minder = Some(Minder {
+            pid: minder,
+            start_ticks: started.map_or(0, |(start, _)| start),
+            is_self,
+            alive: started.is_some(),
+            cpu_seconds: 0.0,
+            rss: None,
+            files,
+            threads: Vec::new(),
+        });
+        self.inherited_peak = if is_self { own::peak_bytes() } else { self.peak_of(minder).unwrap_or(0) };
+        // Without its minder nothing leads to the main process but its pid.
+        if main.is_some_and(|(_, ppid)| ppid == minder || started.is_none()) {
+            self.add(main_pid, true);
+        }
+    }
+
+    /// The pids as this `/proc` shows them. Where it shows an outer PID namespace they are unknown, except those of
+    /// this process and of its parent; the main process is then found among the minder's children.
+    fn as_shown(&mut self, minder: i32, main_pid: i32, sidecar: i32) -> (i32, i32, i32) {
+        let status = self.proc.file(&StackPath::of_process(self.self_pid, "status"));
+        let namespaces =
+            status.ok().and_then(|file| parse::status_namespaces(file.read(&mut self.buffer).ok()?));
+        match namespaces {
+            Some((inner, depth)) if depth > 1 => {
+                let parent = self.start_of(self.self_pid).map_or(0, |(_, ppid)| ppid);
+                let shown = |pid: i32| if pid == inner { self.self_pid } else { 0 };
+                (if minder == inner { self.self_pid } else { parent }, 0, shown(sidecar))
+            }
+            _ => (minder, main_pid, sidecar),
+        }
+    }
+
+    fn peak_of(&mut self, pid: i32) -> Option<u64> {
+        let file = self.proc.file(&StackPath::of_process(pid, "status")).ok()?;
+        parse::status_peak(file.read(&mut self.buffer).ok()?)
     }
 
     fn start_of(&mut self, pid: i32) -> Option<(u64, i32)> {
@@ -520,16 +592,18 @@ impl Tree {
         if !quiet {
             self.walked_at = forks;
         }
-        if let TreeRoot::ChildrenOfSelf { .. } = self.root
+        self.read_minder();
+        if let Some(minder) = &mut self.minder
+            && minder.alive
             && self.scan.is_none()
             && !quiet
         {
             self.found.clear();
-            let own = TaskSource { pid: self.self_pid, files: &self.own_tasks, many: true };
+            let source = TaskSource { pid: minder.pid, files: &minder.files, many: true };
             let mut turn = 0;
-            own.children(
+            source.children(
                 &self.proc,
-                &mut self.own_threads,
+                &mut minder.threads,
                 &mut turn,
                 Reading {
                     pass: self.pass,
@@ -589,6 +663,45 @@ impl Tree {
         self.sum();
     }
 
+    /// Whether the minder lives, and what it has used. Once it has ended its pid may be another process's.
+    fn read_minder(&mut self) {
+        let Some(minder) = &mut self.minder else { return };
+        if !minder.alive {
+            return;
+        }
+        let at = |name: &str| StackPath::of_process(minder.pid, name);
+        let text = read_kept(minder.files.stat.as_ref(), &self.proc, || at("stat"), &mut self.buffer);
+        let stat = match text {
+            Ok(text) => parse::stat(text),
+            Err(FileError::NoDescriptor) => return,
+            Err(_) => None,
+        };
+        let is_it = |stat: &parse::Stat<'_>| {
+            stat.start_ticks == minder.start_ticks && !matches!(stat.state, b'Z' | b'X')
+        };
+        let Some(stat) = stat.filter(is_it) else {
+            minder.alive = false;
+            minder.rss = Some(0);
+            return;
+        };
+        if !minder.is_self {
+            minder.cpu_seconds = stat.own_ticks as f64 * self.seconds_per_tick;
+            let pages = resident(minder.files.statm.as_ref(), &self.proc, || at("statm"), &mut self.buffer);
+            minder.rss = pages.map(|pages| pages * self.page_bytes);
+        }
+    }
+
+    /// What the minder has used, where it is another process than this.
+    pub fn minder(&self) -> Option<MinderUsage> {
+        let minder = self.minder.as_ref().filter(|minder| !minder.is_self)?;
+        Some(MinderUsage { cpu_seconds: minder.cpu_seconds, rss: minder.rss })
+    }
+
+    /// Whether `ppid` is the job's minder and will reap what is its child.
+    fn is_minder(&self, ppid: i32) -> bool {
+        self.minder.as_ref().is_some_and(|minder| minder.alive && minder.pid == ppid)
+    }
+
     /// Forgets the processes that ended in the last pass.
     fn sweep(&mut self) {
         if !self.nodes.iter().any(|node| node.gone) {
@@ -613,14 +726,16 @@ impl Tree {
 
     /// Takes a process in; `history` says that it lived before the run.
     fn add(&mut self, pid: i32, history: bool) {
+        if pid == self.sidecar {
+            return;
+        }
         let Ok(file) = self.proc.file(&StackPath::of_process(pid, "stat")) else { return };
         let Some(stat) = file.read(&mut self.buffer).ok().and_then(parse::stat) else { return };
         let (ppid, start_ticks) = (stat.ppid, stat.start_ticks);
         if !history {
             // Between the list and now the pid may have become another's, or the process an orphan
             // that the next pass finds elsewhere.
-            let launched = matches!(self.root, TreeRoot::ChildrenOfSelf { .. });
-            let ours = if launched && ppid == self.self_pid {
+            let ours = if self.is_minder(ppid) {
                 start_ticks >= self.main_start
             } else {
                 self.by_pid.contains_key(&ppid)
@@ -660,8 +775,7 @@ impl Tree {
             peak_news: None,
             // The job's own processes all began within the run. A followed process that is found late
             // may have begun before; what it used until then is not the run's.
-            history: !matches!(self.root, TreeRoot::ChildrenOfSelf { .. })
-                && (history || start_ticks < self.began),
+            history: !matches!(self.root, TreeRoot::Job { .. }) && (history || start_ticks < self.began),
             reads: 0,
             gone: false,
             reaped: false,
@@ -910,14 +1024,14 @@ impl Tree {
         };
         self.wake_children(pid);
         let parent = self.by_pid.get(&ppid).copied().filter(|parent| *parent < place);
-        let launched = matches!(self.root, TreeRoot::ChildrenOfSelf { .. });
+        let is_minded = self.minder.as_ref().is_some_and(|minder| minder.alive);
         let heir = match parent {
             _ if reaped => Heir::Reaped,
             _ if self.root == TreeRoot::GpuProcesses => Heir::Retired,
             Some(parent) if !self.nodes[parent].gone => Heir::Node(parent),
-            // The parent went in this pass as well. Under gpurun the child was then either reaped by
+            // The parent went in this pass as well. Under a minder the child was then either reaped by
             // its parent or adopted and told of by `wait4`: to keep it could count it twice.
-            _ if launched => Heir::Reaped,
+            _ if is_minded => Heir::Reaped,
             Some(parent) => self.nodes[parent].heir,
             None => Heir::Retired,
         };
@@ -995,10 +1109,10 @@ impl Tree {
         if self.pass.is_multiple_of(30) {
             scan.strangers.clear();
         }
-        let (by_pid, self_pid) = (&self.by_pid, self.self_pid);
+        let by_pid = &self.by_pid;
         let listed = self.proc.numbers(&mut self.names, |pid| {
             scan.listed.insert(pid);
-            if pid != self_pid && !by_pid.contains_key(&pid) && !scan.strangers.contains(&pid) {
+            if !by_pid.contains_key(&pid) && !scan.strangers.contains(&pid) {
                 scan.unseen.push((pid, 0));
             }
         });
@@ -1013,11 +1127,10 @@ impl Tree {
             }
         }
         let mut unseen = std::mem::take(&mut scan.unseen);
-        let launched = matches!(self.root, TreeRoot::ChildrenOfSelf { .. });
         loop {
             let before = self.nodes.len();
             for (pid, ppid) in &mut unseen {
-                if *ppid > 0 && (self.by_pid.contains_key(ppid) || (launched && *ppid == self_pid)) {
+                if *ppid > 0 && (self.by_pid.contains_key(ppid) || self.is_minder(*ppid)) {
                     self.add(*pid, false);
                     *ppid = 0;
                 }

@@ -178,7 +178,7 @@ fn start_engine(
 ) -> Option<Engine> {
     let settings = EngineSettings {
         logging,
-        root: TreeRoot::ChildrenOfSelf { main_pid },
+        root: TreeRoot::Job { minder: std::process::id().cast_signed(), main_pid, sidecar: 0 },
         watched,
         library: args.common.library(),
         targets,

@@ -27,6 +27,11 @@ use gpurun::sampling::{
 const GPURUN: i32 = 1000;
 const HOST_NAMESPACE: &str = "pid:[4026531836]";
 
+/// A job that gpurun itself minds.
+fn job(main_pid: i32) -> TreeRoot {
+    TreeRoot::Job { minder: GPURUN, main_pid, sidecar: 0 }
+}
+
 /// A made-up `/proc` in which gpurun is process 1000.
 struct FakeProc {
     root: tempfile::TempDir,
@@ -156,7 +161,7 @@ impl Watch {
     }
 
     fn job(fake: &FakeProc) -> Self {
-        Self::new(fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 }))
+        Self::new(fake.settings(job(10)))
     }
 
     fn attach(&mut self, devices: &[Followed]) {
@@ -293,7 +298,7 @@ fn the_end_of_a_thread_wakes_the_walk() {
     fake.write("stat", "cpu  1 0 0 9\ncpu0 1\nbtime 3\nprocesses 7\n");
     fake.put(&Fake { threads: vec![11], ..Fake::new(10, GPURUN) });
     fake.children(GPURUN, GPURUN, &[10]);
-    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
+    let mut settings = fake.settings(job(10));
     settings.descriptors = Some(64);
     let mut watch = Watch::new(settings);
     let mut processes = || value(&watch.sample(None), "job/processes (count)");
@@ -313,7 +318,7 @@ fn asleep(fake: &FakeProc, process: &Fake, count: &str) -> Watch {
     fake.put(process);
     fake.write(format!("{}/schedstat", process.pid), count);
     fake.children(GPURUN, GPURUN, &[process.pid]);
-    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: process.pid });
+    let mut settings = fake.settings(job(process.pid));
     settings.descriptors = Some(64);
     let mut watch = Watch::new(settings);
     // Read, read again and found still, read once more after its count.
@@ -391,7 +396,7 @@ fn a_child_of_one_that_has_just_woken_is_found_without_another_fork() {
     fake.write("10/status", &format!("Name:\tx\nNSpid:\t10\nVmHWM:\t{} kB\n", process.pages * 4));
     fake.write("10/schedstat", "500 20 3\n");
     fake.children(GPURUN, GPURUN, &[10]);
-    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
+    let mut settings = fake.settings(job(10));
     settings.descriptors = Some(64);
     let mut watch = Watch::new(settings);
     let processes = |watch: &mut Watch| value(&watch.sample(None), "job/processes (count)");
@@ -423,7 +428,7 @@ fn the_first_process_of_a_namespace_is_asked_for_children_though_it_rests() {
         fake.write("10/status", &status);
         fake.write("10/schedstat", "500 20 3\n");
         fake.children(GPURUN, GPURUN, &[10]);
-        let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
+        let mut settings = fake.settings(job(10));
         settings.descriptors = Some(64);
         let mut watch = Watch::new(settings);
         for pass in 0..5 {
@@ -443,7 +448,7 @@ fn a_process_outlives_its_first_thread() {
     let fake = FakeProc::new();
     fake.put(&Fake { threads: vec![11], ..Fake::new(10, GPURUN) });
     fake.children(GPURUN, GPURUN, &[10]);
-    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
+    let mut settings = fake.settings(job(10));
     settings.descriptors = Some(64);
     let mut watch = Watch::new(settings);
     assert_eq!(value(&watch.sample(None), "job/memory_rss (MiB)"), 1.0);
@@ -532,6 +537,143 @@ fn rest_changes_no_value() {
     }
     drop(to);
     shell.wait().unwrap();
+}
+
+/// A `/proc` in which gpurun is the sidecar of the minder 900, whose job's main process is 10.
+fn minded(fake: &FakeProc) -> TreeRoot {
+    const MINDER: i32 = 900;
+    fake.put(&Fake { comm: "gpurun", own: 30, pages: 512, ..Fake::new(MINDER, 1) });
+    fake.put(&Fake { comm: "gpurun", ..Fake::new(GPURUN, MINDER) });
+    fake.put(&Fake { own: 100, ..Fake::new(10, MINDER) });
+    fake.children(MINDER, MINDER, &[10, GPURUN]);
+    TreeRoot::Job { minder: MINDER, main_pid: 10, sidecar: GPURUN }
+}
+
+#[test]
+fn the_sidecar_and_what_it_starts_are_not_the_job() {
+    let fake = FakeProc::new();
+    let root = minded(&fake);
+    fake.put(&Fake::new(2000, GPURUN));
+    fake.children(GPURUN, GPURUN, &[2000]);
+    fake.put(&Fake::new(40, 900));
+    fake.put(&Fake { start: 5, ..Fake::new(50, 900) });
+    fake.children(900, 900, &[10, GPURUN, 40, 50]);
+    let without_lists = FakeProc::new();
+    minded(&without_lists);
+    for process in [Fake::new(2000, GPURUN), Fake::new(40, 900), Fake { start: 5, ..Fake::new(50, 900) }] {
+        without_lists.put(&process);
+    }
+    fs::remove_dir_all(without_lists.path(format!("{GPURUN}/task"))).unwrap();
+    for fake in [&fake, &without_lists] {
+        let mut watch = Watch::new(fake.settings(root.clone()));
+        for _ in 0..2 {
+            watch.sample(None);
+            let live: Vec<i32> = watch.sampler.live().processes.iter().map(|p| p.key.pid).collect();
+            assert_eq!(live, [10, 40]);
+        }
+    }
+}
+
+#[test]
+fn gpuruns_own_use_is_that_of_both_its_processes() {
+    let fake = FakeProc::new();
+    let root = minded(&fake);
+    let mut watch = Watch::new(fake.settings(root));
+    // 0.3 s of CPU and 512 pages of the minder, 256 pages of the sidecar; its CPU time is that of this test.
+    let own = |watch: &mut Watch| {
+        let all = watch.sample(None);
+        (value(&all, "gpurun/cpu_percent (%)"), value(&all, "gpurun/memory_rss (MiB)"))
+    };
+    let (cpu, rss) = own(&mut watch);
+    assert!(cpu >= 30.0);
+    assert_eq!(rss, 3.0);
+    // What the minder used stays when it has ended; its memory does not.
+    fake.remove(900);
+    let (after, rss) = own(&mut watch);
+    assert!(after >= cpu);
+    assert_eq!(rss, 1.0);
+    let mut alone = Watch::job(&FakeProc::new());
+    assert!(own(&mut alone).0 < after);
+}
+
+#[test]
+fn the_job_is_followed_after_its_minder_was_killed() {
+    for killed_before in [false, true] {
+        let fake = FakeProc::new();
+        let root = minded(&fake);
+        fake.put(&Fake { own: 50, ..Fake::new(20, 10) });
+        fake.children(10, 10, &[20]);
+        let live = |watch: &Watch| -> Vec<i32> {
+            watch.sampler.live().processes.iter().map(|process| process.key.pid).collect()
+        };
+        let cpu = |watch: &mut Watch| value(&watch.sample(None), "job/cpu_percent (%)");
+        let kill_minder = || {
+            // Its number is another process's at once, with children that are not the job's.
+            fake.put(&Fake { start: 2_000_000, ..Fake::new(900, 1) });
+            fake.put(&Fake { start: 2_000_001, ..Fake::new(60, 900) });
+            fake.children(900, 900, &[60]);
+            fake.put(&Fake { own: 100, ..Fake::new(10, 1) });
+        };
+        if killed_before {
+            kill_minder();
+        }
+        let mut watch = Watch::new(fake.settings(root));
+        if !killed_before {
+            assert_eq!(cpu(&mut watch), 150.0);
+            kill_minder();
+        }
+        assert_eq!(cpu(&mut watch), 150.0);
+        assert_eq!(live(&watch), [10, 20]);
+        // New children of known processes, also of one that was re-parented.
+        fake.put(&Fake { own: 5, ..Fake::new(30, 20) });
+        fake.children(20, 20, &[30]);
+        assert_eq!(cpu(&mut watch), 155.0);
+        fake.remove(20);
+        fake.put(&Fake { own: 6, ..Fake::new(30, 1) });
+        fake.put(&Fake { own: 110, waited: 50, ..Fake::new(10, 1) });
+        fake.children(10, 10, &[]);
+        assert_eq!(cpu(&mut watch), 166.0);
+        assert_eq!(live(&watch), [10, 30]);
+        // Nobody tells what these used: the last that was seen stays.
+        fake.remove(10);
+        fake.remove(30);
+        for _ in 0..5 {
+            assert_eq!(cpu(&mut watch), 166.0);
+        }
+        assert!(live(&watch).is_empty());
+    }
+}
+
+/// A real minder that is killed while its job runs.
+#[test]
+fn a_real_job_outlives_its_minder_in_the_tree() {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    // The job's processes wait for the end of the input that the test holds: nothing outlives the test.
+    let script = "exec 3<&0; sh -c 'sh -c \"read x; :\" <&3 & echo $$; read x; :' <&3 & wait";
+    let mut minder =
+        Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(minder.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let main_pid: i32 = line.trim().parse().unwrap();
+    let root = TreeRoot::Job {
+        minder: minder.id().cast_signed(),
+        main_pid,
+        sidecar: std::process::id().cast_signed(),
+    };
+    let mut watch = Watch::new(SamplerSettings::new(root));
+    let processes = |watch: &mut Watch| value(&watch.sample(None), "job/processes (count)");
+    assert_eq!(processes(&mut watch), 2.0);
+    let input = minder.stdin.take();
+    minder.kill().unwrap();
+    minder.wait().unwrap();
+    assert_eq!(processes(&mut watch), 2.0);
+    assert_eq!(watch.sampler.live().processes[0].key.pid, main_pid);
+    drop(input);
+    while !watch.sampler.live().processes.is_empty() {
+        watch.sample(None);
+    }
 }
 
 #[test]
@@ -770,7 +912,7 @@ fn a_program_that_is_executed_gets_its_name() {
     let fake = FakeProc::new();
     fake.put(&Fake { comm: "gpurun", ..Fake::new(10, GPURUN) });
     fake.children(GPURUN, GPURUN, &[10]);
-    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
+    let mut settings = fake.settings(job(10));
     settings.processes = ProcessDetail::All;
     let mut watch = Watch::new(settings);
     let name = |watch: &Watch| {
@@ -798,7 +940,7 @@ fn processes_beyond_the_limit_are_in_the_totals_only() {
         fake.put(&Fake::new(*pid, GPURUN));
     }
     fake.children(GPURUN, GPURUN, &pids);
-    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
+    let mut settings = fake.settings(job(10));
     settings.processes = ProcessDetail::All;
     settings.process_limit = 4;
     let mut watch = Watch::new(settings);
