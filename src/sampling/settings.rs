@@ -63,8 +63,6 @@ pub struct SamplerSettings {
     pub gpu_processes_interval: Duration,
     /// Shortest time between two readings of `memory_pss`; 15 ms of CPU per GB each.
     pub pss_interval: Duration,
-    /// A process that has not run since it was read is read again after so long; zero reads all at every sample.
-    pub rest: Duration,
     /// How many files of processes may stay open; `None` is by the limit of this process, some left
     /// for sockets, logs and the driver. Without a kept one each read opens its file.
     pub descriptors: Option<usize>,
@@ -84,7 +82,6 @@ impl SamplerSettings {
             dear_interval: Duration::from_secs(5),
             gpu_processes_interval: Duration::from_secs(2),
             pss_interval: Duration::from_secs(30),
-            rest: Duration::from_secs(10),
             descriptors: None,
         }
     }
