@@ -13,33 +13,12 @@ pub fn ticks_per_second() -> f64 {
     sysconf(libc::_SC_CLK_TCK).unwrap_or(100) as f64
 }
 
-/// Bytes of a memory page.
-pub fn page_bytes() -> u64 {
-    sysconf(libc::_SC_PAGESIZE).unwrap_or(4096)
-}
-
 /// Time since boot, suspended time included: the clock of a process's start time.
 pub fn since_boot() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes one timespec into `time`; the clock exists on every Linux we run on.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut time) };
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
-}
-
-/// The most memory that this process has held so far, in bytes. A child that executes another program starts its own
-/// `ru_maxrss` from it.
-pub fn peak_bytes() -> u64 {
-    // SAFETY: an all-zero rusage is a valid value of that plain struct.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one rusage into `usage`.
-    let answer = unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
-    if answer == 0 { u64::try_from(usage.ru_maxrss).unwrap_or(0) * 1024 } else { 0 }
-}
-
-/// Whether there are CPUs on which the scheduler takes no notes while a single thread runs (`nohz_full`).
-pub fn has_tickless_cpus() -> bool {
-    let list = std::fs::read_to_string("/sys/devices/system/cpu/nohz_full").unwrap_or_default();
-    list.bytes().any(|byte| byte.is_ascii_digit())
 }
 
 /// How many descriptors this process may have open (the soft limit).
@@ -58,7 +37,7 @@ mod tests {
 
     #[test]
     fn the_kernel_answers() {
-        assert!(ticks_per_second() >= 1.0 && page_bytes() >= 4096 && descriptor_limit() > 3);
+        assert!(ticks_per_second() >= 1.0 && descriptor_limit() > 3);
         assert!(since_boot() > Duration::ZERO);
     }
 }

@@ -147,11 +147,10 @@ pub struct Sampler {
     lists_seen: bool,
     notices: Vec<Notice>,
     pss: PssRound,
-    own_statm: Option<KernelFile>,
+    own_status: Option<KernelFile>,
     buffer: Buffer,
     late: u64,
     dropped: u64,
-    page_bytes: f64,
     ticks_per_second: f64,
     seen_alive: bool,
 }
@@ -164,14 +163,12 @@ impl Sampler {
             let limit = own::descriptor_limit();
             limit.saturating_sub(256).max(limit / 2).min(16_384)
         });
-        let mut tree = Tree::new(&settings.proc_root, settings.root.clone(), descriptors)?;
-        let passes = settings.rest.as_nanos() / settings.interval.as_nanos().max(1);
-        tree.rest(u32::try_from(passes).unwrap_or(u32::MAX));
+        let tree = Tree::new(&settings.proc_root, settings.root.clone(), descriptors)?;
         let ticks_per_second = own::ticks_per_second();
         let host = HostReader::new(&settings.proc_root, &settings.cgroup_root, ticks_per_second);
         let mut sampler = Self {
             pid_match: PidMatch::of_self(&settings.proc_root),
-            own_statm: KernelFile::open(&settings.proc_root.join("self/statm")).ok(),
+            own_status: KernelFile::open(&settings.proc_root.join("self/status")).ok(),
             registry: Registry::default(),
             host,
             tree,
@@ -189,7 +186,6 @@ impl Sampler {
             buffer: Buffer::default(),
             late: 0,
             dropped: 0,
-            page_bytes: own::page_bytes() as f64,
             ticks_per_second,
             seen_alive: false,
             settings,
@@ -207,7 +203,7 @@ impl Sampler {
     /// first sample would otherwise count as used after it.
     pub fn begin(&self, start: Mono, out: &mut Sample) {
         out.clear(start);
-        if matches!(self.settings.root, TreeRoot::ChildrenOfSelf { .. }) {
+        if matches!(self.settings.root, TreeRoot::Job { .. }) {
             for metric in [MetricId::JobCpuPercent, MetricId::JobIoRead, MetricId::JobIoWrite] {
                 self.whole.push(metric, Reading::Value(0.0), out);
             }
@@ -226,13 +222,13 @@ impl Sampler {
 
     /// The live processes of the job as of the last sample.
     pub fn live(&self) -> Live {
-        let live = self.tree.nodes().iter().filter(|node| !node.is_gone() && !node.is_zombie());
+        let live = self.tree.nodes().iter().filter(|node| node.is_alive());
         Live { processes: live.map(|n| ProcessIdentity { key: n.key(), name: n.name().into() }).collect() }
     }
 
     /// Pid and start time of the live processes as of the last sample, without allocating.
     pub fn live_keys(&self) -> impl Iterator<Item = ProcessKey> + '_ {
-        self.tree.nodes().iter().filter(|node| !node.is_gone() && !node.is_zombie()).map(Node::key)
+        self.tree.nodes().iter().filter(|node| node.is_alive()).map(Node::key)
     }
 
     /// What the user should hear, once each; empty nearly always.
@@ -282,7 +278,7 @@ impl Sampler {
         host.read(now, |id| whole.get(id).is_some(), |id, reading| whole.push(id, reading, out));
         let lists_make_the_tree = self.settings.root == TreeRoot::GpuProcesses;
         if !lists_make_the_tree {
-            self.tree.refresh(self.host.forks());
+            self.tree.refresh();
         }
         let waiting = clock::monotonic();
         let gpu = gpu();
@@ -300,7 +296,7 @@ impl Sampler {
             }
         }
         if lists_make_the_tree {
-            self.tree.refresh(self.host.forks());
+            self.tree.refresh();
         }
         self.sample_job(out);
         self.sample_pss(now, out);
@@ -483,7 +479,7 @@ impl Sampler {
                 ..PssRound::default()
             };
             round.waiting.clear();
-            let live = self.tree.nodes().iter().filter(|node| !node.is_gone() && !node.is_zombie());
+            let live = self.tree.nodes().iter().filter(|node| node.is_alive());
             round.waiting.extend(live.map(|node| node.key().pid));
         }
         let begin = clock::monotonic();
@@ -738,12 +734,15 @@ impl Sampler {
 
     fn sample_own(&mut self, start: Mono, out: &mut Sample) {
         let known = |value: Option<f64>| value.map_or(Reading::Missing, Reading::Value);
-        let pages =
-            self.own_statm.as_ref().and_then(|f| parse::statm_resident(f.read(&mut self.buffer).ok()?));
+        let memory =
+            self.own_status.as_ref().and_then(|f| parse::status_memory(f.read(&mut self.buffer).ok()?));
+        let minder = self.tree.minder();
+        let minder_rss = minder.map_or(Some(0), |minder| minder.rss);
+        let rss = memory.zip(minder_rss).map(|(own, minder)| (own.resident + minder) as f64);
+        let cpu = clock::own_cpu_seconds() + minder.map_or(0.0, |minder| minder.cpu_seconds);
         let whole = &self.whole;
-        let cpu = 100.0 * clock::own_cpu_seconds();
-        whole.push(MetricId::GpurunCpuPercent, Reading::Value(cpu), out);
-        whole.push(MetricId::GpurunMemoryRss, known(pages.map(|p| p as f64 * self.page_bytes / MIB)), out);
+        whole.push(MetricId::GpurunCpuPercent, Reading::Value(100.0 * cpu), out);
+        whole.push(MetricId::GpurunMemoryRss, known(rss.map(|bytes| bytes / MIB)), out);
         whole.push(MetricId::GpurunLateSamples, Reading::Value(self.late as f64), out);
         whole.push(MetricId::GpurunDroppedSamples, Reading::Value(self.dropped as f64), out);
         let spent = clock::monotonic().since(start);

@@ -27,6 +27,11 @@ use gpurun::sampling::{
 const GPURUN: i32 = 1000;
 const HOST_NAMESPACE: &str = "pid:[4026531836]";
 
+/// A job that gpurun itself minds.
+fn job(main_pid: i32) -> TreeRoot {
+    TreeRoot::Job { minder: GPURUN, main_pid, sidecar: 0 }
+}
+
 /// A made-up `/proc` in which gpurun is process 1000.
 struct FakeProc {
     root: tempfile::TempDir,
@@ -67,7 +72,7 @@ impl FakeProc {
         let fake = Self { root: tempfile::tempdir().unwrap() };
         symlink(GPURUN.to_string(), fake.root.path().join("self")).unwrap();
         fake.write(format!("{GPURUN}/task/{GPURUN}/children"), "");
-        fake.write(format!("{GPURUN}/statm"), "10 5 1 1 0 1 0\n");
+        fake.write(format!("{GPURUN}/status"), "Name:\tgpurun\nVmHWM:\t20 kB\nVmRSS:\t20 kB\n");
         fake.write(format!("{GPURUN}/stat"), &stat(&Fake { comm: "gpurun", ..Fake::new(GPURUN, 1) }));
         fake.namespace(HOST_NAMESPACE);
         fake
@@ -94,8 +99,8 @@ impl FakeProc {
     fn put(&self, process: &Fake) {
         let pid = process.pid;
         self.write(format!("{pid}/stat"), &stat(process));
-        self.write(format!("{pid}/statm"), &format!("{} {} 1 1 0 1 0\n", process.pages * 2, process.pages));
-        self.write(format!("{pid}/status"), &format!("Name:\tx\nVmHWM:\t{} kB\n", process.pages * 4));
+        let kib = process.pages * 4;
+        self.write(format!("{pid}/status"), &format!("Name:\tx\nVmHWM:\t{kib} kB\nVmRSS:\t{kib} kB\n"));
         let io =
             format!("rchar: 1\nread_bytes: {}\nwrite_bytes: 0\ncancelled_write_bytes: 0\n", process.read);
         self.write(format!("{pid}/io"), &io);
@@ -156,7 +161,7 @@ impl Watch {
     }
 
     fn job(fake: &FakeProc) -> Self {
-        Self::new(fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 }))
+        Self::new(fake.settings(job(10)))
     }
 
     fn attach(&mut self, devices: &[Followed]) {
@@ -252,189 +257,13 @@ fn the_tree_has_children_of_every_thread_and_adopted_orphans() {
     // A list that leaves a known process out does not take it away.
     fake.children(10, 12, &[]);
     assert_eq!(value(&watch.sample(None), "job/processes (count)"), 4.0);
+    // An orphan is found where the kernel puts it, though no process was made and its new parent never ran.
+    fake.put(&Fake::new(60, 10));
+    fake.children(10, 11, &[60]);
+    assert_eq!(value(&watch.sample(None), "job/processes (count)"), 5.0);
+    fake.remove(60);
     fake.remove(20);
     assert_eq!(value(&watch.sample(None), "job/processes (count)"), 3.0);
-}
-
-/// The files that name children are read when the host has made a process since the last walk, or when
-/// something of the tree has ended, which may hand children on behind a walk's back; else they are left alone.
-#[test]
-fn the_walk_rests_while_the_host_makes_no_process() {
-    let fake = FakeProc::new();
-    let forks =
-        |count: u32| fake.write("stat", &format!("cpu  1 0 0 9\ncpu0 1\nbtime 3\nprocesses {count}\n"));
-    let processes = |watch: &mut Watch| value(&watch.sample(None), "job/processes (count)");
-    forks(100);
-    fake.put(&Fake::new(10, GPURUN));
-    fake.put(&Fake::new(20, 10));
-    fake.children(GPURUN, GPURUN, &[10]);
-    fake.children(10, 10, &[20]);
-    let mut watch = Watch::job(&fake);
-    assert_eq!(processes(&mut watch), 2.0);
-    // Nobody can have a new child: this list is not read, which only a lie shows.
-    fake.put(&Fake::new(30, 20));
-    fake.children(20, 20, &[30]);
-    assert_eq!(processes(&mut watch), 2.0);
-    forks(101);
-    assert_eq!(processes(&mut watch), 3.0);
-    // An orphan changes hands without a fork: the end of its parent is seen, then it is looked for.
-    fake.put(&Fake::new(40, GPURUN));
-    fake.children(GPURUN, GPURUN, &[10, 40]);
-    fake.children(20, 20, &[]);
-    fake.remove(30);
-    assert_eq!(processes(&mut watch), 2.0);
-    assert_eq!(processes(&mut watch), 3.0);
-}
-
-/// A thread that ends hands its children to another thread of its process.
-#[test]
-fn the_end_of_a_thread_wakes_the_walk() {
-    let fake = FakeProc::new();
-    fake.write("stat", "cpu  1 0 0 9\ncpu0 1\nbtime 3\nprocesses 7\n");
-    fake.put(&Fake { threads: vec![11], ..Fake::new(10, GPURUN) });
-    fake.children(GPURUN, GPURUN, &[10]);
-    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
-    settings.descriptors = Some(64);
-    let mut watch = Watch::new(settings);
-    let mut processes = || value(&watch.sample(None), "job/processes (count)");
-    for _ in 0..2 {
-        assert_eq!(processes(), 1.0);
-    }
-    fake.put(&Fake::new(50, 10));
-    fake.children(10, 10, &[50]);
-    assert_eq!(processes(), 1.0, "it rests");
-    fake.put(&Fake::new(10, GPURUN));
-    assert_eq!(processes(), 1.0);
-    assert_eq!(processes(), 2.0);
-}
-
-/// A job of one process that seems asleep, and a watch that has found that out.
-fn asleep(fake: &FakeProc, process: &Fake, count: &str) -> Watch {
-    fake.put(process);
-    fake.write(format!("{}/schedstat", process.pid), count);
-    fake.children(GPURUN, GPURUN, &[process.pid]);
-    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: process.pid });
-    settings.descriptors = Some(64);
-    let mut watch = Watch::new(settings);
-    // Read, read again and found still, read once more after its count.
-    for _ in 0..3 {
-        assert_eq!(value(&watch.sample(None), "job/memory_rss (MiB)"), 1.0);
-    }
-    watch
-}
-
-/// What has not run since it was read is as it was: its files are left alone, which only a lie shows.
-#[test]
-fn a_process_that_has_not_run_is_not_read_again() {
-    let rss = |watch: &mut Watch| value(&watch.sample(None), "job/memory_rss (MiB)");
-    let cpu = |watch: &mut Watch| value(&watch.sample(None), "job/cpu_percent (%)");
-    let process = Fake::new(10, GPURUN);
-    let grown = Fake { pages: 512, own: 7, ..process.clone() };
-
-    let fake = FakeProc::new();
-    let mut watch = asleep(&fake, &process, "500 20 3\n");
-    fake.put(&grown);
-    assert_eq!(rss(&mut watch), 1.0, "it rests");
-    fake.write("10/schedstat", "900 20 4\n");
-    assert_eq!(rss(&mut watch), 2.0, "it has run");
-    assert_eq!(cpu(&mut watch), 7.0);
-
-    // What others do to it (memory taken away) is seen in the end.
-    let fake = FakeProc::new();
-    let mut watch = asleep(&fake, &process, "500 20 3\n");
-    fake.put(&Fake { pages: 128, ..process.clone() });
-    let seen: Vec<f64> = (0..11).map(|_| rss(&mut watch)).collect();
-    assert_eq!(seen[..10], [1.0; 10]);
-    assert_eq!(seen[10], 0.5);
-    // For that its memory is enough. Everything is read once more some looks later.
-    fake.put(&Fake { pages: 128, own: 7, ..process.clone() });
-    let seen: Vec<f64> = (0..7 * 11).map(|_| cpu(&mut watch)).collect();
-    assert_eq!(seen[..5 * 11], [0.0; 5 * 11]);
-    assert_eq!(seen[7 * 11 - 1], 7.0);
-
-    // A kernel that does not count says nothing.
-    let fake = FakeProc::new();
-    let mut watch = asleep(&fake, &process, "0 0 0\n");
-    fake.put(&grown);
-    assert_eq!(rss(&mut watch), 2.0);
-
-    // The count is the first thread's only.
-    let fake = FakeProc::new();
-    let mut watch = asleep(&fake, &Fake { threads: vec![11], ..process.clone() }, "500 20 3\n");
-    fake.put(&Fake { threads: vec![11], ..grown.clone() });
-    assert_eq!(rss(&mut watch), 2.0);
-
-    // On its CPU at the read: what it does until it leaves it is not counted yet.
-    let fake = FakeProc::new();
-    let running = |p: &Fake| fake.write("10/stat", &stat(p).replacen(") S ", ") R ", 1));
-    let mut watch = asleep(&fake, &process, "500 20 3\n");
-    fake.write("10/schedstat", "500 20 4\n");
-    running(&process);
-    assert_eq!(rss(&mut watch), 1.0);
-    fake.put(&grown);
-    running(&grown);
-    assert_eq!(rss(&mut watch), 2.0);
-    let more = Fake { pages: 768, own: 8, ..process.clone() };
-    fake.put(&more);
-    assert_eq!(rss(&mut watch), 3.0);
-}
-
-/// Who has just got its CPU back and forked may look asleep still. The walk that this fork causes passes it over, and
-/// there may never be another fork.
-#[test]
-fn a_child_of_one_that_has_just_woken_is_found_without_another_fork() {
-    let fake = FakeProc::new();
-    let forks = |n: u32| fake.write("stat", &format!("cpu  1 0 0 9\ncpu0 1\nbtime 3\nprocesses {n}\n"));
-    forks(0);
-    let process = Fake::new(10, GPURUN);
-    fake.put(&process);
-    fake.write("10/status", &format!("Name:\tx\nNSpid:\t10\nVmHWM:\t{} kB\n", process.pages * 4));
-    fake.write("10/schedstat", "500 20 3\n");
-    fake.children(GPURUN, GPURUN, &[10]);
-    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
-    settings.descriptors = Some(64);
-    let mut watch = Watch::new(settings);
-    let processes = |watch: &mut Watch| value(&watch.sample(None), "job/processes (count)");
-    for pass in 0..5 {
-        forks(pass);
-        assert_eq!(processes(&mut watch), 1.0);
-    }
-    fake.put(&Fake::new(20, 10));
-    fake.children(10, 10, &[20]);
-    fake.put(&Fake::new(30, 20));
-    fake.children(20, 20, &[30]);
-    forks(9);
-    assert_eq!(processes(&mut watch), 1.0, "it looks asleep, and is known to have no children");
-    fake.write("10/schedstat", "900 20 4\n");
-    assert_eq!(processes(&mut watch), 3.0);
-}
-
-/// Whoever joins a PID namespace and ends leaves its children to the namespace's first process, which need not run
-/// for that and need not have had any.
-#[test]
-fn the_first_process_of_a_namespace_is_asked_for_children_though_it_rests() {
-    for (namespaces, seen) in [("10 1", 2.0), ("10", 1.0)] {
-        let fake = FakeProc::new();
-        let forks = |n: u32| fake.write("stat", &format!("cpu  1 0 0 9\ncpu0 1\nbtime 3\nprocesses {n}\n"));
-        forks(0);
-        let process = Fake::new(10, GPURUN);
-        fake.put(&process);
-        let status = format!("Name:\tx\nNSpid:\t{}\nVmHWM:\t{} kB\n", namespaces, process.pages * 4);
-        fake.write("10/status", &status);
-        fake.write("10/schedstat", "500 20 3\n");
-        fake.children(GPURUN, GPURUN, &[10]);
-        let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
-        settings.descriptors = Some(64);
-        let mut watch = Watch::new(settings);
-        for pass in 0..5 {
-            forks(pass);
-            assert_eq!(value(&watch.sample(None), "job/processes (count)"), 1.0);
-        }
-        fake.put(&Fake::new(30, 10));
-        fake.children(10, 10, &[30]);
-        forks(9);
-        assert_eq!(value(&watch.sample(None), "job/processes (count)"), seen, "NSpid {namespaces}");
-    }
 }
 
 /// The kernel shows a process whose first thread has ended as a zombie, while the others live and hold its memory.
@@ -443,16 +272,15 @@ fn a_process_outlives_its_first_thread() {
     let fake = FakeProc::new();
     fake.put(&Fake { threads: vec![11], ..Fake::new(10, GPURUN) });
     fake.children(GPURUN, GPURUN, &[10]);
-    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
+    let mut settings = fake.settings(job(10));
     settings.descriptors = Some(64);
     let mut watch = Watch::new(settings);
     assert_eq!(value(&watch.sample(None), "job/memory_rss (MiB)"), 1.0);
     let alone = Fake { threads: vec![11], own: 70, ..Fake::new(10, GPURUN) };
     fake.put(&alone);
     fake.write("10/stat", &stat(&alone).replacen(") S ", ") Z ", 1));
-    fake.write("10/statm", "0 0 0 0 0 0 0\n");
-    fake.write("10/task/11/statm", "900 768 1 1 0 1 0\n");
-    fake.write("10/task/11/status", "Name:\tx\nVmHWM:\t4096 kB\n");
+    fake.write("10/status", "Name:\tx\n");
+    fake.write("10/task/11/status", "Name:\tx\nVmHWM:\t4096 kB\nVmRSS:\t3072 kB\n");
     let all = watch.sample(None);
     assert_eq!(value(&all, "job/processes (count)"), 1.0);
     assert_eq!(value(&all, "job/memory_rss (MiB)"), 3.0);
@@ -460,78 +288,141 @@ fn a_process_outlives_its_first_thread() {
     assert_eq!(all["peak:job/memory_rss (MiB)"], Reading::Peak(4.0));
 }
 
-/// A child that nobody waits for is the job's use all the same, and its parent need not run for that.
+/// A `/proc` in which gpurun is the sidecar of the minder 900, whose job's main process is 10.
+fn minded(fake: &FakeProc) -> TreeRoot {
+    const MINDER: i32 = 900;
+    fake.put(&Fake { comm: "gpurun", own: 30, pages: 512, ..Fake::new(MINDER, 1) });
+    fake.put(&Fake { comm: "gpurun", ..Fake::new(GPURUN, MINDER) });
+    fake.put(&Fake { own: 100, ..Fake::new(10, MINDER) });
+    fake.children(MINDER, MINDER, &[10, GPURUN]);
+    TreeRoot::Job { minder: MINDER, main_pid: 10, sidecar: GPURUN }
+}
+
 #[test]
-fn rest_loses_nothing_of_a_child_that_ended() {
+fn the_sidecar_and_what_it_starts_are_not_the_job() {
     let fake = FakeProc::new();
-    let mut watch = asleep(&fake, &Fake::new(10, GPURUN), "500 20 3\n");
-    // The parent runs once, for the fork, and sleeps from then on.
-    fake.write("10/schedstat", "600 20 4\n");
-    fake.put(&Fake { own: 250, ..Fake::new(20, 10) });
-    fake.children(10, 10, &[20]);
-    let cpu = |watch: &mut Watch| value(&watch.sample(None), "job/cpu_percent (%)");
-    for _ in 0..4 {
-        assert_eq!(cpu(&mut watch), 250.0);
+    let root = minded(&fake);
+    fake.put(&Fake::new(2000, GPURUN));
+    fake.children(GPURUN, GPURUN, &[2000]);
+    fake.put(&Fake::new(40, 900));
+    fake.put(&Fake { start: 5, ..Fake::new(50, 900) });
+    fake.children(900, 900, &[10, GPURUN, 40, 50]);
+    let without_lists = FakeProc::new();
+    minded(&without_lists);
+    for process in [Fake::new(2000, GPURUN), Fake::new(40, 900), Fake { start: 5, ..Fake::new(50, 900) }] {
+        without_lists.put(&process);
     }
-    // As the kept descriptor of a process that is gone: nothing more to be read.
-    fake.write("20/stat", "");
-    fake.children(10, 10, &[]);
-    for _ in 0..4 {
-        assert_eq!(cpu(&mut watch), 250.0);
-        assert_eq!(value(&watch.sample(None), "job/processes (count)"), 1.0);
+    fs::remove_dir_all(without_lists.path(format!("{GPURUN}/task"))).unwrap();
+    for fake in [&fake, &without_lists] {
+        let mut watch = Watch::new(fake.settings(root.clone()));
+        for _ in 0..2 {
+            watch.sample(None);
+            let live: Vec<i32> = watch.sampler.live().processes.iter().map(|p| p.key.pid).collect();
+            assert_eq!(live, [10, 40]);
+        }
     }
 }
 
-/// One watch that lets processes rest and one that reads all, on a real shell that does now this, now that.
 #[test]
-fn rest_changes_no_value() {
-    use std::io::{BufRead, BufReader, Write};
+fn gpuruns_own_use_is_that_of_both_its_processes() {
+    let fake = FakeProc::new();
+    let root = minded(&fake);
+    let mut watch = Watch::new(fake.settings(root));
+    // 0.3 s of CPU and 512 pages of the minder, 256 pages of the sidecar; its CPU time is that of this test.
+    let own = |watch: &mut Watch| {
+        let all = watch.sample(None);
+        (value(&all, "gpurun/cpu_percent (%)"), value(&all, "gpurun/memory_rss (MiB)"))
+    };
+    let (cpu, rss) = own(&mut watch);
+    assert!(cpu >= 30.0);
+    assert_eq!(rss, 3.0);
+    // What the minder used stays when it has ended; its memory does not.
+    fake.remove(900);
+    let (after, rss) = own(&mut watch);
+    assert!(after >= cpu);
+    assert_eq!(rss, 1.0);
+    let mut alone = Watch::job(&FakeProc::new());
+    assert!(own(&mut alone).0 < after);
+}
+
+#[test]
+fn the_job_is_followed_after_its_minder_was_killed() {
+    for killed_before in [false, true] {
+        let fake = FakeProc::new();
+        let root = minded(&fake);
+        fake.put(&Fake { own: 50, ..Fake::new(20, 10) });
+        fake.children(10, 10, &[20]);
+        let live = |watch: &Watch| -> Vec<i32> {
+            watch.sampler.live().processes.iter().map(|process| process.key.pid).collect()
+        };
+        let cpu = |watch: &mut Watch| value(&watch.sample(None), "job/cpu_percent (%)");
+        let kill_minder = || {
+            // Its number is another process's at once, with children that are not the job's.
+            fake.put(&Fake { start: 2_000_000, ..Fake::new(900, 1) });
+            fake.put(&Fake { start: 2_000_001, ..Fake::new(60, 900) });
+            fake.children(900, 900, &[60]);
+            fake.put(&Fake { own: 100, ..Fake::new(10, 1) });
+        };
+        if killed_before {
+            kill_minder();
+        }
+        let mut watch = Watch::new(fake.settings(root));
+        if !killed_before {
+            assert_eq!(cpu(&mut watch), 150.0);
+            kill_minder();
+        }
+        assert_eq!(cpu(&mut watch), 150.0);
+        assert_eq!(live(&watch), [10, 20]);
+        // New children of known processes, also of one that was re-parented.
+        fake.put(&Fake { own: 5, ..Fake::new(30, 20) });
+        fake.children(20, 20, &[30]);
+        assert_eq!(cpu(&mut watch), 155.0);
+        fake.remove(20);
+        fake.put(&Fake { own: 6, ..Fake::new(30, 1) });
+        fake.put(&Fake { own: 110, waited: 50, ..Fake::new(10, 1) });
+        fake.children(10, 10, &[]);
+        assert_eq!(cpu(&mut watch), 166.0);
+        assert_eq!(live(&watch), [10, 30]);
+        // Nobody tells what these used: the last that was seen stays.
+        fake.remove(10);
+        fake.remove(30);
+        for _ in 0..5 {
+            assert_eq!(cpu(&mut watch), 166.0);
+        }
+        assert!(live(&watch).is_empty());
+    }
+}
+
+/// A real minder that is killed while its job runs.
+#[test]
+fn a_real_job_outlives_its_minder_in_the_tree() {
+    use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
 
-    let dir = tempfile::tempdir().unwrap();
-    let mut shell = Command::new("sh")
-        .args(["-c", "while read -r line; do eval \"$line\"; echo done; done"])
-        .current_dir(dir.path())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let pid = i32::try_from(shell.id()).unwrap();
-    let (mut to, mut from) = (shell.stdin.take().unwrap(), BufReader::new(shell.stdout.take().unwrap()));
-    let watch = |rest| {
-        let mut settings = SamplerSettings::new(TreeRoot::Pids(vec![pid]));
-        settings.rest = rest;
-        settings.processes = ProcessDetail::All;
-        Watch::new(settings)
+    // The job's processes wait for the end of the input that the test holds: nothing outlives the test.
+    let script = "exec 3<&0; sh -c 'sh -c \"read x; :\" <&3 & echo $$; read x; :' <&3 & wait";
+    let mut minder =
+        Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(minder.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let main_pid: i32 = line.trim().parse().unwrap();
+    let root = TreeRoot::Job {
+        minder: minder.id().cast_signed(),
+        main_pid,
+        sidecar: std::process::id().cast_signed(),
     };
-    let (mut resting, mut reading) = (watch(Duration::from_secs(1000)), watch(Duration::ZERO));
-    let burn = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done";
-    let grow = "x=0123456789abcdef; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do x=$x$x; done";
-    let fork = "cat /proc/self/stat >f; sh -c :";
-    for (step, line) in [burn, "", grow, "", "x=", fork, "", "", burn, fork, grow, ""].iter().enumerate() {
-        writeln!(to, "{line}").unwrap();
-        let mut answer = String::new();
-        from.read_line(&mut answer).unwrap();
-        // It says so before it sleeps again.
-        let stat = format!("/proc/{pid}/stat");
-        while !fs::read_to_string(&stat).unwrap().contains(") S ") {
-            std::thread::yield_now();
-        }
-        // Often enough for it to be found asleep, and for its rest to be seen.
-        for pass in 0..5 {
-            let (mut one, mut other) = (resting.sample(None), reading.sample(None));
-            for all in [&mut one, &mut other] {
-                let elsewhere = ["host/", "gpurun/"];
-                let moves =
-                    |key: &str| key.contains("running_time") || elsewhere.iter().any(|s| key.starts_with(s));
-                all.retain(|key, _| !moves(key));
-            }
-            assert!(one.len() >= 12, "{one:?}");
-            assert_eq!(one, other, "step {step} ({line}), pass {pass}");
-        }
+    let mut watch = Watch::new(SamplerSettings::new(root));
+    let processes = |watch: &mut Watch| value(&watch.sample(None), "job/processes (count)");
+    assert_eq!(processes(&mut watch), 2.0);
+    let input = minder.stdin.take();
+    minder.kill().unwrap();
+    minder.wait().unwrap();
+    assert_eq!(processes(&mut watch), 2.0);
+    assert_eq!(watch.sampler.live().processes[0].key.pid, main_pid);
+    drop(input);
+    while !watch.sampler.live().processes.is_empty() {
+        watch.sample(None);
     }
-    drop(to);
-    shell.wait().unwrap();
 }
 
 #[test]
@@ -770,7 +661,7 @@ fn a_program_that_is_executed_gets_its_name() {
     let fake = FakeProc::new();
     fake.put(&Fake { comm: "gpurun", ..Fake::new(10, GPURUN) });
     fake.children(GPURUN, GPURUN, &[10]);
-    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
+    let mut settings = fake.settings(job(10));
     settings.processes = ProcessDetail::All;
     let mut watch = Watch::new(settings);
     let name = |watch: &Watch| {
@@ -798,7 +689,7 @@ fn processes_beyond_the_limit_are_in_the_totals_only() {
         fake.put(&Fake::new(*pid, GPURUN));
     }
     fake.children(GPURUN, GPURUN, &pids);
-    let mut settings = fake.settings(TreeRoot::ChildrenOfSelf { main_pid: 10 });
+    let mut settings = fake.settings(job(10));
     settings.processes = ProcessDetail::All;
     settings.process_limit = 4;
     let mut watch = Watch::new(settings);
@@ -837,15 +728,15 @@ fn more_threads_than_descriptors_still_show_their_children() {
     fake.children(GPURUN, GPURUN, &[10]);
     let mut watch = Watch::job(&fake);
     watch.sample(None);
-    watch.sample(None);
-    // Threads without children take turns; every one has had its turn after a few samples.
     for (place, tid) in threads.iter().enumerate().step_by(97) {
         let child = 5000 + i32::try_from(place).unwrap();
         fake.put(&Fake::new(child, 10));
         fake.children(10, *tid, &[child]);
     }
-    let counts: Vec<f64> = (0..5).map(|_| value(&watch.sample(None), "job/processes (count)")).collect();
-    assert_eq!(counts.last(), Some(&12.0), "{counts:?}");
+    assert_eq!(value(&watch.sample(None), "job/processes (count)"), 12.0);
+    // Threads that end take nothing away.
+    fs::remove_dir_all(fake.path("10/task/2999")).unwrap();
+    assert_eq!(value(&watch.sample(None), "job/processes (count)"), 12.0);
 }
 
 #[test]

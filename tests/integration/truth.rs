@@ -74,7 +74,11 @@ fn watcher() {
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }, 0);
     let mut child = again("truth::job", &job).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let main_pid = i32::try_from(child.id()).unwrap();
-    let mut settings = SamplerSettings::new(TreeRoot::ChildrenOfSelf { main_pid });
+    let mut settings = SamplerSettings::new(TreeRoot::Job {
+        minder: std::process::id().cast_signed(),
+        main_pid,
+        sidecar: 0,
+    });
     settings.processes = ProcessDetail::All;
     settings.pss_interval = Duration::ZERO;
     settings.metrics.set(MetricId::JobMemoryPss, true);
