@@ -21,6 +21,7 @@ mod record;
 mod report;
 mod sampling;
 mod selection;
+mod slurm;
 mod smoke;
 mod support;
 mod transparency;
