@@ -2,6 +2,7 @@
 //! hangs, does not reach the answer.
 
 use std::io::{self, Write as _};
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 
 use super::Standard;
@@ -13,17 +14,18 @@ use crate::model::device::{DeviceSnapshot, ProbeRequest};
 use crate::model::selection::Patience;
 use crate::sidecar::{announced, process};
 use crate::sys::notice::Notices;
-use crate::sys::process::{exit_at_once, parent_id};
+use crate::sys::process::parent_id;
 
 /// The driver in the child: each call is announced, so that the parent can give up on one that hangs.
 pub(super) struct Driver<'a> {
-    nvml: Nvml,
+    /// Left open: the process ends soon, and the driver's own shutdown can hang.
+    nvml: ManuallyDrop<Nvml>,
     link: &'a SidecarEnd,
 }
 
 impl<'a> Driver<'a> {
     fn open(library: Option<PathBuf>, link: &'a SidecarEnd) -> Result<Self, NvmlError> {
-        announced(link, || Nvml::open(library.as_deref())).map(|nvml| Self { nvml, link })
+        announced(link, || Nvml::open(library.as_deref())).map(|nvml| Self { nvml: ManuallyDrop::new(nvml), link })
     }
 
     /// Looks at the devices.
@@ -57,7 +59,7 @@ pub(super) fn answer(
     let failed = asked.failed;
     let question = Question { patience: asked.patience, failed: failed.code(), notices: &notices };
     let (output, code) = minder::ask(&question, |link| {
-        let Ok(link) = process::enter(link, parent_id()) else { exit_at_once(failed.code()) };
+        let Ok(link) = process::enter(link, parent_id()) else { return failed.code() };
         let mut output = Vec::new();
         let exit = match Driver::open(asked.library, &link) {
             Ok(driver) => {
@@ -66,13 +68,12 @@ pub(super) fn answer(
                 exit
             }
             Err(error) => {
-                notices.error(&error.to_string());
+                Notices::new(asked.quiet).error(&error.to_string());
                 failed
             }
         };
         link.send(&ToMinder::Finish(exit.code()));
-        // The parent has its answer: nothing that the library's shutdown does can hold it up.
-        exit_at_once(0)
+        exit.code()
     });
     let exit = Exit::from_code(code).unwrap_or(failed);
     match write(out, &output) {

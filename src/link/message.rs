@@ -67,7 +67,9 @@ pub struct Witnessed {
     pub signal: i32,
     /// Process id of the sender; 0 for one outside this PID namespace.
     pub sender: i32,
-    /// When it was read.
+    /// When there was no signal to read for the last time before: it was sent after that,
+    pub since: Mono,
+    /// and before it was read.
     pub at: Mono,
 }
 
@@ -264,6 +266,7 @@ impl ToMinder {
                 bytes.push(5);
                 bytes.extend(seen.signal.to_le_bytes());
                 bytes.extend(seen.sender.to_le_bytes());
+                bytes.extend(seen.since.0.to_le_bytes());
                 bytes.extend(seen.at.0.to_le_bytes());
             }
             Self::Pong(number) => {
@@ -285,6 +288,7 @@ impl ToMinder {
             5 => Self::Witnessed(Witnessed {
                 signal: fields.i32()?,
                 sender: fields.i32()?,
+                since: Mono(fields.u64()?),
                 at: Mono(fields.u64()?),
             }),
             6 => Self::Pong(fields.u32()?),
@@ -372,8 +376,8 @@ mod tests {
             ready.prop_map(ToMinder::Ready),
             prop::collection::vec(any::<u8>(), 0..100).prop_map(ToMinder::Output),
             any::<u8>().prop_map(ToMinder::Finish),
-            (any::<i32>(), any::<i32>(), any::<u64>()).prop_map(|(signal, sender, at)| {
-                ToMinder::Witnessed(Witnessed { signal, sender, at: Mono(at) })
+            (any::<i32>(), any::<i32>(), any::<u64>(), any::<u64>()).prop_map(|(signal, sender, since, at)| {
+                ToMinder::Witnessed(Witnessed { signal, sender, since: Mono(since), at: Mono(at) })
             }),
             any::<u32>().prop_map(ToMinder::Pong),
             Just(ToMinder::Done),

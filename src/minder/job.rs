@@ -278,9 +278,12 @@ impl Job {
                 }
                 Change::Continued => {
                     children::acknowledge(pid, change);
-                    if is_main && std::mem::take(&mut self.suspended) {
-                        self.stop_due = None;
-                        return Some(JobEvent::Resumed);
+                    if is_main {
+                        self.witness.forget(libc::SIGCONT);
+                        if std::mem::take(&mut self.suspended) {
+                            self.stop_due = None;
+                            return Some(JobEvent::Resumed);
+                        }
                     }
                 }
                 Change::Stopped(signal) => {
@@ -290,6 +293,10 @@ impl Job {
                         // for the job alone.
                         self.stop_due = stop::by_terminal(signal).then_some(signal);
                         let was_suspended = std::mem::replace(&mut self.suspended, true);
+                        if was_suspended {
+                            // It was continued in between; a SIGCONT that is still held came before this stop.
+                            self.witness.forget(libc::SIGCONT);
+                        }
                         if !was_suspended || self.stop_due.is_some() {
                             return Some(JobEvent::Suspended);
                         }

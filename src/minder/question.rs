@@ -1,7 +1,6 @@
 //! A question to the driver in a child process, for commands that only answer: what the driver library prints, and how
 //! it crashes or hangs, stays there.
 
-use std::convert::Infallible;
 use std::time::Duration;
 
 use super::asking::{Asking, NoAnswer, silence};
@@ -25,7 +24,7 @@ pub struct Question<'a> {
 }
 
 /// Has a child answer; what it wrote for standard output, and the status.
-pub fn ask(question: &Question<'_>, answer: impl FnOnce(SidecarEnd) -> Infallible) -> (Vec<u8>, u8) {
+pub fn ask(question: &Question<'_>, answer: impl FnOnce(SidecarEnd) -> u8) -> (Vec<u8>, u8) {
     let mut child = match Sidecar::start(answer) {
         Ok(child) => child,
         Err(error) => {

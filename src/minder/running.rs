@@ -1,6 +1,5 @@
 //! A run from the start of the sidecar to the status that gpurun ends with.
 
-use std::convert::Infallible;
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -49,7 +48,7 @@ pub struct Plan {
 
 /// Runs the job beside a sidecar, whose whole life is `sidecar`. Returns the status to end with; where the job died by a
 /// signal it does not return.
-pub fn run(plan: &Plan, sidecar: impl FnOnce(SidecarEnd) -> Infallible) -> u8 {
+pub fn run(plan: &Plan, sidecar: impl FnOnce(SidecarEnd) -> u8) -> u8 {
     let signals = match SignalSource::block_all() {
         Ok(signals) => signals,
         Err(error) => {

@@ -1,6 +1,5 @@
 //! The minder's hold on the sidecar process: its start, the messages, and how it ended.
 
-use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -8,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::children;
 use crate::link::{self, Closed, MinderEnd, SidecarEnd, ToMinder, ToSidecar};
 use crate::model::run::JobExit;
+use crate::sys::process::exit_at_once;
 
 /// The sidecar, or what was one.
 #[derive(Debug)]
@@ -20,18 +20,18 @@ pub(super) struct Sidecar {
 }
 
 impl Sidecar {
-    /// Starts the sidecar as a copy of this process, which must have a single thread. `body` is its whole life.
+    /// Starts the sidecar as a copy of this process, which must have a single thread. `body` is its whole life; it gives the status.
     ///
     /// # Errors
     /// No process, or no descriptors for the link.
-    pub(super) fn start(body: impl FnOnce(SidecarEnd) -> Infallible) -> io::Result<Self> {
+    pub(super) fn start(body: impl FnOnce(SidecarEnd) -> u8) -> io::Result<Self> {
         let (minder, sidecar) = link::pair()?;
         // SAFETY: this process has one thread, so the copy is whole; it goes on in `body` and never returns.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
             0 => {
                 drop(minder);
-                match body(sidecar) {}
+                exit_at_once(body(sidecar))
             }
             pid => Ok(Self { pid, link: Some(minder), exit: None, failure: None }),
         }
@@ -82,11 +82,6 @@ impl Sidecar {
     /// Closes the link: a sidecar whose job was never started cleans up and ends.
     pub(super) fn disconnect(&mut self) {
         self.link = None;
-    }
-
-    /// How it ended, as far as is known.
-    pub(super) fn exit(&self) -> Option<JobExit> {
-        self.exit
     }
 
     /// Notes how it ended, once it was reaped elsewhere.

@@ -16,7 +16,6 @@ enum State {
     Running,
     Asked { due: Mono },
     Killed,
-    Ended,
 }
 
 impl Termination {
@@ -35,16 +34,11 @@ impl Termination {
         }
     }
 
-    /// The job's main process has ended: nothing more to do.
-    pub fn on_main_exit(&mut self) {
-        self.state = State::Ended;
-    }
-
     /// When to look again, if ever.
     pub fn deadline(&self) -> Option<Mono> {
         match self.state {
             State::Asked { due } => Some(due),
-            State::Running | State::Killed | State::Ended => None,
+            State::Running | State::Killed => None,
         }
     }
 
@@ -86,14 +80,6 @@ mod tests {
         assert!(!t.due(Mono(500)));
         t.on_signal(libc::SIGTERM, Mono(600));
         assert_eq!(t.deadline(), None);
-    }
-
-    #[test]
-    fn a_job_that_ended_is_left_alone() {
-        let mut t = Termination::new(Some(GRACE));
-        t.on_signal(libc::SIGTERM, Mono(1));
-        t.on_main_exit();
-        assert!(!t.due(Mono(u64::MAX)));
     }
 
     proptest! {

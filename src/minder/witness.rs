@@ -131,6 +131,11 @@ impl<T> Witness<T> {
         self.held.pop_front().map(|held| (held.payload, verdict))
     }
 
+    /// Drops what is held of a signal that has had its effect.
+    pub(super) fn forget(&mut self, signal: i32) {
+        self.held.retain(|held| held.signal != signal);
+    }
+
     /// When to look again.
     pub(super) fn deadline(&self) -> Option<Mono> {
         self.held.front().map(|held| match held.asked {
@@ -140,12 +145,13 @@ impl<T> Witness<T> {
     }
 }
 
-/// Whether the sidecar's signal and the minder's were sent together.
+/// Whether the sidecar's signal and the minder's can have been sent together. Of either it is known between which instants
+/// it was sent; a process that was stopped, or had no CPU, reads late.
 fn is_same<T>(held: &Held<T>, seen: &Witnessed) -> bool {
     held.signal == seen.signal
         && held.sender == seen.sender
-        && seen.at + WINDOW >= held.since
-        && seen.at <= held.at + WINDOW
+        && held.since <= seen.at + WINDOW
+        && seen.since <= held.at + WINDOW
 }
 
 #[cfg(test)]
@@ -159,8 +165,9 @@ mod tests {
         Mono(ms * MS)
     }
 
+    /// A signal that the sidecar read at once.
     fn seen(signal: i32, sender: i32, ms: u64) -> Witnessed {
-        Witnessed { signal, sender, at: at(ms) }
+        Witnessed { signal, sender, since: at(ms), at: at(ms) }
     }
 
     /// A minder that looked for signals a moment before 1000 ms, and then read one of sender 7.
@@ -208,7 +215,12 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_that_waited_while_the_minder_was_stopped_is_recognised() {
+    fn a_signal_that_one_of_them_reads_late_is_recognized() {
+        // Sent to both at 1000 ms; the sidecar had no CPU until 1700 ms.
+        let mut witness = holding(15);
+        witness.question(at(1030)).unwrap();
+        witness.saw(Witnessed { signal: 15, sender: 7, since: at(980), at: at(1700) });
+        assert_eq!(witness.decided(at(1700), true), Some(("first", Verdict::Everybody)));
         let mut witness = Witness::new(at(0));
         witness.drained(at(100));
         // Sent to both at 200 ms; the minder was stopped until 9000 ms.

@@ -1,6 +1,7 @@
 //! The choice of GPUs for a job, made before it starts: asks the driver, holds what was chosen.
 
 use std::ffi::{OsStr, OsString};
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -81,6 +82,8 @@ pub(super) fn choose(
     let is_over = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
     let nvml = announced(link, || Nvml::open(wish.library.as_deref()))
         .map_err(|error| Refusal::new(Exit::OwnFailure, format!("GPUs cannot be chosen: {error}")))?;
+    // Left open where nothing is chosen: the process ends then, and the driver's own shutdown can hang.
+    let nvml = ManuallyDrop::new(nvml);
     let command: Vec<String> = wish.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let mut stderr = NonBlockingStderr::new();
     let mut screen = Screen { columns: stderr.columns(), out: &mut stderr, quiet: *quiet };
@@ -99,7 +102,7 @@ pub(super) fn choose(
                 Refusal { exit, lines: error.to_string().lines().map(str::to_owned).collect() }
             })?;
     Ok(Chosen {
-        known: Some((nvml, chosen.devices)),
+        known: Some((ManuallyDrop::into_inner(nvml), chosen.devices)),
         free: chosen.free,
         env: chosen.env,
         lease: chosen.lease,

@@ -24,7 +24,7 @@ use crate::sampling::{ReapedUsage, TreeRoot};
 use crate::selection::flow::Surroundings;
 use crate::summary::json::{LeftoverSummary, Summary};
 use crate::sys::notice::Notices;
-use crate::sys::process::{exit_at_once, id, parent_id};
+use crate::sys::process::{id, parent_id};
 use crate::sys::{clock, limits};
 use crate::writers::Opened;
 
@@ -51,11 +51,11 @@ pub struct Setup {
     pub quiet: bool,
 }
 
-/// The whole life of a sidecar whose parent is the minder of a job.
-pub fn run(setup: &Setup, link: SidecarEnd) -> ! {
-    let notices = Notices::new(setup.quiet);
+/// The whole life of a sidecar whose parent is the minder of a job; its exit status.
+pub fn run(setup: &Setup, link: SidecarEnd) -> u8 {
     let minder = parent_id();
-    let Ok(link) = process::enter(link, minder) else { exit_at_once(Exit::OwnFailure.code()) };
+    let Ok(link) = process::enter(link, minder) else { return Exit::OwnFailure.code() };
+    let notices = Notices::new(setup.quiet);
     process::stop_with_minder();
     // With a choice the driver is opened before there is any other thread, and the minder watches.
     let load_check = match &setup.choice {
@@ -67,7 +67,7 @@ pub fn run(setup: &Setup, link: SidecarEnd) -> ! {
         Err(refusal) => {
             refusal.lines.iter().for_each(|line| notices.error(line));
             link.send(&ToMinder::Finish(refusal.exit.code()));
-            exit_at_once(0)
+            return Exit::Ok.code();
         }
     };
     let lease = prepared.chosen.lease.as_ref();
@@ -76,8 +76,7 @@ pub fn run(setup: &Setup, link: SidecarEnd) -> ! {
     drop(descriptors);
     let Ok(job) = wait_for_start(&link) else {
         // There is no job. Files that were made for it go away with what holds them.
-        drop(prepared);
-        exit_at_once(0)
+        return Exit::Ok.code();
     };
     beside_job(setup, prepared, job, minder, link, load_check, &notices)
 }
@@ -172,14 +171,14 @@ fn beside_job(
     link: SidecarEnd,
     load_check: Option<LoadCheck>,
     notices: &Notices,
-) -> ! {
+) -> u8 {
     let Prepared { mut run, mut chosen, surroundings, opened, inbox, socket } = prepared;
     let watch = JobWatch::open(job.pid);
     let talk = match Talk::begin(link) {
         Ok(talk) => talk,
         Err(error) => {
             notices.error(&format!("nothing is logged: cannot watch signals: {error}"));
-            exit_at_once(Exit::OwnFailure.code())
+            return Exit::OwnFailure.code();
         }
     };
     limits::raise_descriptors();
@@ -206,7 +205,7 @@ fn beside_job(
         Ok(engine) => engine,
         Err(error) => {
             notices.error(&format!("nothing is logged: cannot start a thread: {error}"));
-            exit_at_once(Exit::OwnFailure.code())
+            return Exit::OwnFailure.code();
         }
     };
     let exit = follow(&talk, &engine);
@@ -221,7 +220,7 @@ fn beside_job(
     }
     finish(engine, exit, &talk, &setup.logging, notices);
     talk.send(&ToMinder::Done);
-    exit_at_once(0)
+    Exit::Ok.code()
 }
 
 /// Hands the engine what the minder tells, to the job's end; `None` if the minder was killed before.

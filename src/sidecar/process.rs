@@ -1,5 +1,6 @@
 //! What makes a process a sidecar: its place beside the job, and its talk with the minder.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::link::{Closed, SidecarEnd, ToMinder, ToSidecar, Witnessed};
+use crate::model::time::Mono;
 use crate::sys::signals::{SignalSet, SignalSource, ignore};
 use crate::sys::{clock, descriptors, process};
 
@@ -55,6 +57,8 @@ pub fn stop_with_minder() {
 pub struct Talk {
     link: SidecarEnd,
     signals: SignalSource,
+    /// When there was no signal to read for the last time.
+    last_empty: Cell<Mono>,
 }
 
 impl Talk {
@@ -71,7 +75,7 @@ impl Talk {
         // What came before the job was started was not sent to the job.
         while signals.read().is_some() {}
         process::outlive_parent();
-        Ok(Self { link, signals })
+        Ok(Self { link, signals, last_empty: Cell::new(clock::monotonic()) })
     }
 
     /// Tells the minder something.
@@ -115,12 +119,15 @@ impl Talk {
     }
 
     fn report_signals(&self) {
+        let since = self.last_empty.get();
         while let Some(info) = self.signals.read() {
             let signal = i32::try_from(info.ssi_signo).unwrap_or(0);
             if info.ssi_code <= 0 && signal != libc::SIGCHLD {
                 let sender = i32::try_from(info.ssi_pid).unwrap_or(0);
-                self.send(&ToMinder::Witnessed(Witnessed { signal, sender, at: clock::monotonic() }));
+                let at = clock::monotonic();
+                self.send(&ToMinder::Witnessed(Witnessed { signal, sender, since, at }));
             }
         }
+        self.last_empty.set(clock::monotonic());
     }
 }

@@ -77,6 +77,7 @@ impl SignalSet {
         Self::from_libc(&old)
     }
 
+    /// The set as libc has it.
     pub fn to_libc(self) -> libc::sigset_t {
         // SAFETY: `sigemptyset` initialises the set; `sigaddset` refuses numbers it does not know.
         unsafe {
