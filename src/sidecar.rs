@@ -4,8 +4,8 @@
 //! Beside a job it is a child of the minder ([`job::run`]). `gpurun record` and the library's `Collector` run the same
 //! engine in their own process.
 
-pub mod collector;
 mod choice;
+pub mod collector;
 mod describe;
 mod engine;
 pub mod job;

@@ -25,7 +25,8 @@ pub(super) struct Driver<'a> {
 
 impl<'a> Driver<'a> {
     fn open(library: Option<PathBuf>, link: &'a SidecarEnd) -> Result<Self, NvmlError> {
-        announced(link, || Nvml::open(library.as_deref())).map(|nvml| Self { nvml: ManuallyDrop::new(nvml), link })
+        announced(link, || Nvml::open(library.as_deref()))
+            .map(|nvml| Self { nvml: ManuallyDrop::new(nvml), link })
     }
 
     /// Looks at the devices.

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::sys::notice::Notices;
 use crate::cli::exit::Exit;
 use crate::cli::mark::MarkRequest;
 use crate::control::{self, Client, ClientError};
+use crate::sys::notice::Notices;
 
 /// The stack that all commands of one rank share; it lives as long as the run, not as one command.
 const STACK: &str = "shell";

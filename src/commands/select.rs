@@ -45,8 +45,7 @@ fn choose(
 ) -> Exit {
     let mut probe = |request: &ProbeRequest| driver.probe(request);
     let surroundings = Surroundings::from_environment();
-    let chosen =
-        flow::settle(settings, &surroundings, &mut probe, &mut flow::ask_cuda, &mut screen, None);
+    let chosen = flow::settle(settings, &surroundings, &mut probe, &mut flow::ask_cuda, &mut screen, None);
     let settled = match chosen {
         Ok(settled) => settled,
         Err(error) => return refused(&error, settings, output, screen.out),
@@ -71,12 +70,7 @@ fn choose(
 }
 
 /// Says why nothing was chosen.
-fn refused(
-    error: &ChooseError,
-    settings: &Settings,
-    output: &mut Vec<u8>,
-    stderr: &mut dyn Write,
-) -> Exit {
+fn refused(error: &ChooseError, settings: &Settings, output: &mut Vec<u8>, stderr: &mut dyn Write) -> Exit {
     let _ = writeln!(stderr, "gpurun: {error}");
     // For programs the verdicts are the answer, and they say themselves that it is none.
     if let Some(shortage) = error.shortage().filter(|_| settings.json) {

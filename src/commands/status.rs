@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::sys::notice::Notices;
 use crate::cli::args::StatusArgs;
 use crate::cli::exit::Exit;
 use crate::control::{self, Client, ClientError};
+use crate::sys::notice::Notices;
 
 /// How long one gpurun may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);

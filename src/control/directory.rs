@@ -58,7 +58,10 @@ pub struct FoundSocket {
 }
 
 /// Makes a private directory, named after `pid`, and listens in it.
-pub(super) fn listen(parent: Option<&Path>, pid: u32) -> Result<(PrivateDirectory, UnixListener), ControlError> {
+pub(super) fn listen(
+    parent: Option<&Path>,
+    pid: u32,
+) -> Result<(PrivateDirectory, UnixListener), ControlError> {
     let bases = match parent {
         Some(parent) => vec![parent.to_path_buf()],
         None => bases(),

@@ -92,7 +92,13 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { dir: None, limits: Limits::default(), first_stack: 1, run: Arc::from(""), pid: std::process::id() }
+        Self {
+            dir: None,
+            limits: Limits::default(),
+            first_stack: 1,
+            run: Arc::from(""),
+            pid: std::process::id(),
+        }
     }
 }
 

@@ -335,8 +335,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn to_sidecar() -> impl Strategy<Value = ToSidecar> {
-        let job = (any::<i32>(), any::<u64>(), any::<i64>())
-            .prop_map(|(pid, mono, wall)| Job { pid, mono: Mono(mono), wall: Wall(wall) });
+        let job = (any::<i32>(), any::<u64>(), any::<i64>()).prop_map(|(pid, mono, wall)| Job {
+            pid,
+            mono: Mono(mono),
+            wall: Wall(wall),
+        });
         let reaped = (any::<i32>(), 0.0..1e9f64, any::<u64>(), any::<u64>(), any::<u64>()).prop_map(
             |(pid, cpu_seconds, max_rss_kib, blocks_read, blocks_written)| ReapedProcess {
                 pid,
@@ -364,7 +367,8 @@ mod tests {
 
     fn to_minder() -> impl Strategy<Value = ToMinder> {
         let text = || prop::collection::vec(any::<u8>(), 0..20).prop_map(OsString::from_vec);
-        let path = || prop::collection::vec(any::<u8>(), 1..20).prop_map(|b| PathBuf::from(OsString::from_vec(b)));
+        let path =
+            || prop::collection::vec(any::<u8>(), 1..20).prop_map(|b| PathBuf::from(OsString::from_vec(b)));
         let ready = (
             prop::collection::vec((text(), text()), 0..4),
             prop::option::of(path()),
@@ -376,9 +380,11 @@ mod tests {
             ready.prop_map(ToMinder::Ready),
             prop::collection::vec(any::<u8>(), 0..100).prop_map(ToMinder::Output),
             any::<u8>().prop_map(ToMinder::Finish),
-            (any::<i32>(), any::<i32>(), any::<u64>(), any::<u64>()).prop_map(|(signal, sender, since, at)| {
-                ToMinder::Witnessed(Witnessed { signal, sender, since: Mono(since), at: Mono(at) })
-            }),
+            (any::<i32>(), any::<i32>(), any::<u64>(), any::<u64>()).prop_map(
+                |(signal, sender, since, at)| {
+                    ToMinder::Witnessed(Witnessed { signal, sender, since: Mono(since), at: Mono(at) })
+                }
+            ),
             any::<u32>().prop_map(ToMinder::Pong),
             Just(ToMinder::Done),
         ]

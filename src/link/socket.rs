@@ -31,8 +31,7 @@ pub struct Closed;
 /// # Errors
 /// No descriptors, or no memory for the socket.
 pub fn pair() -> io::Result<(MinderEnd, SidecarEnd)> {
-    let (ours, theirs) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     let minder = MinderEnd { fd: ours, buffer: vec![0; LONGEST], backlog: VecDeque::new() };
     Ok((minder, SidecarEnd { fd: theirs }))
 }

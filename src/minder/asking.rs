@@ -47,10 +47,7 @@ impl<'a> Asking<'a> {
         Self { patience, notices, begun: Instant::now(), call: None, slow_said: false }
     }
 
-    pub(super) fn wait(
-        &mut self,
-        child: &mut Sidecar,
-    ) -> Result<(ToMinder, Vec<OwnedFd>), NoAnswer> {
+    pub(super) fn wait(&mut self, child: &mut Sidecar) -> Result<(ToMinder, Vec<OwnedFd>), NoAnswer> {
         loop {
             match child.receive() {
                 Ok(Some((ToMinder::DriverCall(begins), _))) => {

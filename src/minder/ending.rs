@@ -158,7 +158,10 @@ fn on_event(plan: &Plan, job: &mut Job, ready: &Ready, state: &mut Finishing, ne
 /// Says once that the sidecar is gone and what that costs, and removes what it cannot remove any more.
 pub(super) fn say_lost(plan: &Plan, job: &mut Job, ready: &Ready) {
     let how = describe_exit(job.sidecar.wait(GONE));
-    plan.notices.error(&format!("the measuring process {how}: the log ends here, the job does not{}", recovery(&ready.journals)));
+    plan.notices.error(&format!(
+        "the measuring process {how}: the log ends here, the job does not{}",
+        recovery(&ready.journals)
+    ));
     if let Some(socket) = &ready.socket {
         remove_socket(socket);
     }

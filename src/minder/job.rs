@@ -15,9 +15,9 @@ use super::witness::{Verdict, Witness};
 use crate::link::{Closed, ToMinder, ToSidecar};
 use crate::model::run::JobExit;
 use crate::model::time::Mono;
+use crate::sys::clock::monotonic;
 use crate::sys::inherited::inherited;
 use crate::sys::signals::{SignalSet, SignalSource, set_default};
-use crate::sys::clock::monotonic;
 
 /// How often children are looked at although nothing was heard: where another thread of this process (a preloaded
 /// library's) takes SIGCHLD away, stops and orphans are noticed by this alone.

@@ -58,7 +58,9 @@ pub(super) fn decide(
 ) -> Decision {
     match origin {
         Origin::Child => Decision::Withhold(NotForwarded::Everybody),
-        Origin::Kernel if leads_session && matches!(signal, libc::SIGHUP | libc::SIGCONT) => Decision::Forward,
+        Origin::Kernel if leads_session && matches!(signal, libc::SIGHUP | libc::SIGCONT) => {
+            Decision::Forward
+        }
         // An alarm set before gpurun was executed (`perl -e 'alarm 9; exec @ARGV'`) would have outlived exec.
         Origin::Kernel if signal == libc::SIGALRM => Decision::Forward,
         Origin::Kernel => Decision::Withhold(NotForwarded::Everybody),

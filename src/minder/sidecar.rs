@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::children;
 use crate::link::{self, Closed, MinderEnd, SidecarEnd, ToMinder, ToSidecar};
 use crate::model::run::JobExit;
-use crate::sys::process::exit_at_once;
+use crate::sys::process;
 
 /// The sidecar, or what was one.
 #[derive(Debug)]
@@ -26,15 +26,16 @@ impl Sidecar {
     /// No process, or no descriptors for the link.
     pub(super) fn start(body: impl FnOnce(SidecarEnd) -> u8) -> io::Result<Self> {
         let (minder, sidecar) = link::pair()?;
-        // SAFETY: this process has one thread, so the copy is whole; it goes on in `body` and never returns.
-        match unsafe { libc::fork() } {
-            -1 => Err(io::Error::last_os_error()),
-            0 => {
+        let mut ends = Some((minder, sidecar));
+        let pid = process::fork(|| match ends.take() {
+            Some((minder, sidecar)) => {
                 drop(minder);
-                exit_at_once(body(sidecar))
+                body(sidecar)
             }
-            pid => Ok(Self { pid, link: Some(minder), exit: None, failure: None }),
-        }
+            None => 0,
+        })?;
+        let link = ends.map(|(minder, _)| minder);
+        Ok(Self { pid, link, exit: None, failure: None })
     }
 
     /// One that could not be started.

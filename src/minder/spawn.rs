@@ -179,8 +179,7 @@ pub(super) fn spawn(command: &JobCommand) -> Result<i32, LaunchError> {
     let mut prepared = Prepared::new(command)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|source| LaunchError::System { what: "PR_SET_CHILD_SUBREAPER", source: source.into() })?;
-    let (report, report_child) =
-        io::pipe().map_err(|source| LaunchError::System { what: "pipe", source })?;
+    let (report, report_child) = io::pipe().map_err(|source| LaunchError::System { what: "pipe", source })?;
     // Dead children must leave a status; a parent that ignores SIGCHLD would take that away. The job gets the inherited
     // disposition back.
     set_default(libc::SIGCHLD);

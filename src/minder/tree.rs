@@ -100,8 +100,7 @@ pub(super) fn descendants(root: i32, except: &[i32]) -> Vec<i32> {
 pub(super) fn signal_descendants(root: i32, except: &[i32], signal: i32) -> usize {
     let mut sent: Vec<i32> = Vec::new();
     for _ in 0..64 {
-        let new: Vec<i32> =
-            descendants(root, except).into_iter().filter(|pid| !sent.contains(pid)).collect();
+        let new: Vec<i32> = descendants(root, except).into_iter().filter(|pid| !sent.contains(pid)).collect();
         if new.is_empty() {
             break;
         }

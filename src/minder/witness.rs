@@ -120,9 +120,8 @@ impl<T> Witness<T> {
         let verdict = if self.seen.iter().any(|seen| is_same(first, seen)) {
             Verdict::Everybody
         } else {
-            let is_over = first
-                .asked
-                .is_some_and(|(question, at)| self.last_answer >= question || now >= at + ANSWER);
+            let is_over =
+                first.asked.is_some_and(|(question, at)| self.last_answer >= question || now >= at + ANSWER);
             if has_sidecar && !is_over {
                 return None;
             }

@@ -11,7 +11,6 @@ use super::gpu::{Followed, Role};
 use super::registry::{Registry, SeriesChange};
 use super::settings::{Notice, ProcessDetail, SamplerSettings, SamplingError, TreeRoot};
 use super::tree::{Node, ReapedUsage, Tree};
-use crate::sys::clock;
 use crate::collectors::host::HostReader;
 use crate::collectors::own;
 use crate::collectors::procfs::file::{Buffer, FileError, KernelFile};
@@ -23,6 +22,7 @@ use crate::model::reading::Reading;
 use crate::model::sample::Sample;
 use crate::model::series::{ProcessIdentity, SeriesInfo};
 use crate::model::time::Mono;
+use crate::sys::clock;
 
 const MIB: f64 = (1u64 << 20) as f64;
 

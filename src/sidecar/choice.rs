@@ -92,15 +92,14 @@ pub(super) fn choose(
         let request = ProbeRequest { name: true, memory: true, ..*request };
         announced(link, || nvml.probe(&request)).map_err(|error| error.to_string())
     };
-    let chosen =
-        flow::choose_for_job(settings, surroundings, wish.minder, &command, &mut probe, &mut screen)
-            .map_err(|error| {
-                let exit = match error {
-                    ChooseError::Driver(_) if is_over() => Exit::WaitedTooLong,
-                    _ => exit_of(&error),
-                };
-                Refusal { exit, lines: error.to_string().lines().map(str::to_owned).collect() }
-            })?;
+    let chosen = flow::choose_for_job(settings, surroundings, wish.minder, &command, &mut probe, &mut screen)
+        .map_err(|error| {
+            let exit = match error {
+                ChooseError::Driver(_) if is_over() => Exit::WaitedTooLong,
+                _ => exit_of(&error),
+            };
+            Refusal { exit, lines: error.to_string().lines().map(str::to_owned).collect() }
+        })?;
     Ok(Chosen {
         known: Some((ManuallyDrop::into_inner(nvml), chosen.devices)),
         free: chosen.free,

@@ -20,6 +20,7 @@ use crate::control;
 use crate::link::{Closed, Job, Ready, ReapedProcess, SidecarEnd, ToMinder, ToSidecar};
 use crate::model::run::{JobExit, RunInfo};
 use crate::model::selection::Settings;
+use crate::model::time::Mono;
 use crate::sampling::{ReapedUsage, TreeRoot};
 use crate::selection::flow::Surroundings;
 use crate::summary::json::{LeftoverSummary, Summary};
@@ -56,7 +57,8 @@ pub fn run(setup: &Setup, link: SidecarEnd) -> u8 {
     let minder = parent_id();
     let Ok(link) = process::enter(link, minder) else { return Exit::OwnFailure.code() };
     let notices = Notices::new(setup.quiet);
-    process::stop_with_minder();
+    let entered = clock::monotonic();
+    process::leave_signals_to_minder();
     // With a choice the driver is opened before there is any other thread, and the minder watches.
     let load_check = match &setup.choice {
         Some(_) => None,
@@ -78,7 +80,8 @@ pub fn run(setup: &Setup, link: SidecarEnd) -> u8 {
         // There is no job. Files that were made for it go away with what holds them.
         return Exit::Ok.code();
     };
-    beside_job(setup, prepared, job, minder, link, load_check, &notices)
+    let beside = Beside { setup, minder, job, entered, load_check, notices: &notices };
+    beside.run(prepared, link)
 }
 
 /// Everything that must be there before the job starts.
@@ -128,12 +131,7 @@ impl Prepared {
 }
 
 /// The job's socket, named after the gpurun that the user started; without it the job runs all the same.
-pub(super) fn listen(
-    inbox: &Inbox,
-    run: &Arc<str>,
-    pid: u32,
-    notices: &Notices,
-) -> Option<control::Server> {
+pub(super) fn listen(inbox: &Inbox, run: &Arc<str>, pid: u32, notices: &Notices) -> Option<control::Server> {
     let settings = control::Settings { run: Arc::clone(run), pid, ..control::Settings::default() };
     let sink = control::Server::sink(inbox.channel(), ToEngine::Control, |message| match message {
         ToEngine::Control(event) => Some(event),
@@ -162,65 +160,71 @@ fn wait_for_start(link: &SidecarEnd) -> Result<Job, Closed> {
     }
 }
 
-/// Follows the job to its end and finishes the files.
-fn beside_job(
-    setup: &Setup,
-    prepared: Prepared,
-    job: Job,
+/// What is known once the job runs.
+struct Beside<'a> {
+    setup: &'a Setup,
     minder: i32,
-    link: SidecarEnd,
+    job: Job,
+    /// When signals were first left to wait.
+    entered: Mono,
     load_check: Option<LoadCheck>,
-    notices: &Notices,
-) -> u8 {
-    let Prepared { mut run, mut chosen, surroundings, opened, inbox, socket } = prepared;
-    let watch = JobWatch::open(job.pid);
-    let talk = match Talk::begin(link) {
-        Ok(talk) => talk,
-        Err(error) => {
-            notices.error(&format!("nothing is logged: cannot watch signals: {error}"));
-            return Exit::OwnFailure.code();
+    notices: &'a Notices,
+}
+
+impl Beside<'_> {
+    /// Follows the job to its end and finishes the files; the exit status.
+    fn run(self, prepared: Prepared, link: SidecarEnd) -> u8 {
+        let Self { setup, job, notices, .. } = self;
+        let Prepared { run, mut chosen, surroundings, opened, inbox, socket } = prepared;
+        let watch = JobWatch::open(job.pid);
+        let talk = match Talk::begin(link, self.entered) {
+            Ok(talk) => talk,
+            Err(error) => return nothing_logged(notices, &format!("cannot watch signals: {error}")),
+        };
+        limits::raise_descriptors();
+        if let (Some(lease), Ok(pid)) = (&mut chosen.lease, u32::try_from(job.pid)) {
+            lease.note_job(pid);
         }
-    };
-    limits::raise_descriptors();
-    if let (Some(lease), Ok(pid)) = (&mut chosen.lease, u32::try_from(job.pid)) {
-        lease.note_job(pid);
-    }
-    // The run begins with the job, not with the wait for its GPUs.
-    (run.start, run.start_mono) = (job.wall, job.mono);
-    say_start(&chosen, &setup.logging, opened.as_ref(), notices);
-    let settings = EngineSettings {
-        logging: setup.logging.clone(),
-        root: TreeRoot::Job { minder, main_pid: job.pid, sidecar: id() },
-        watched: match chosen.known.take() {
+        say_start(&chosen, &setup.logging, opened.as_ref(), notices);
+        let watched = match chosen.known.take() {
             Some((nvml, devices)) => Watched::Known(Box::new(nvml), devices),
-            None => Watched::Visible(surroundings, load_check),
-        },
-        library: setup.library.clone(),
-        targets: opened,
-        run,
-        on_window: None,
-        notices: notices.clone(),
-    };
-    let engine = match Engine::start(settings, inbox) {
-        Ok(engine) => engine,
-        Err(error) => {
-            notices.error(&format!("nothing is logged: cannot start a thread: {error}"));
-            return Exit::OwnFailure.code();
+            None => Watched::Visible(surroundings, self.load_check),
+        };
+        let settings = EngineSettings {
+            logging: setup.logging.clone(),
+            root: TreeRoot::Job { minder: self.minder, main_pid: job.pid, sidecar: id() },
+            watched,
+            library: setup.library.clone(),
+            targets: opened,
+            // The run begins with the job, not with the wait for its GPUs.
+            run: RunInfo { start: job.wall, start_mono: job.mono, ..run },
+            on_window: None,
+            notices: notices.clone(),
+        };
+        let engine = match Engine::start(settings, inbox) {
+            Ok(engine) => engine,
+            Err(error) => return nothing_logged(notices, &format!("cannot start a thread: {error}")),
+        };
+        let exit = follow(&talk, &engine);
+        if exit.is_none() {
+            // The minder was killed: its work is done from here.
+            watch.wait();
+            if let Some(lease) = &chosen.lease {
+                lease.release();
+            }
         }
-    };
-    let exit = follow(&talk, &engine);
-    if exit.is_none() {
-        watch.wait();
-        if let Some(lease) = &chosen.lease {
-            lease.release();
+        if let Some(socket) = socket {
+            socket.stop(LAST_MARKS);
         }
+        finish(engine, exit, &talk, &setup.logging, notices);
+        talk.send(&ToMinder::Done);
+        Exit::Ok.code()
     }
-    if let Some(socket) = socket {
-        socket.stop(LAST_MARKS);
-    }
-    finish(engine, exit, &talk, &setup.logging, notices);
-    talk.send(&ToMinder::Done);
-    Exit::Ok.code()
+}
+
+fn nothing_logged(notices: &Notices, why: &str) -> u8 {
+    notices.error(&format!("nothing is logged: {why}"));
+    Exit::OwnFailure.code()
 }
 
 /// Hands the engine what the minder tells, to the job's end; `None` if the minder was killed before.

@@ -13,7 +13,7 @@ use crate::sys::process;
 /// A child that tries to load the library. The kernel ends it with its parent.
 #[derive(Debug)]
 pub struct LoadCheck {
-    child: libc::pid_t,
+    child: i32,
 }
 
 impl LoadCheck {
@@ -23,17 +23,13 @@ impl LoadCheck {
     /// No process.
     pub fn start(library: Option<&Path>) -> io::Result<Self> {
         let parent = process::id();
-        // SAFETY: the caller's process has one thread, so the copy is whole; it loads a library and ends.
-        match unsafe { libc::fork() } {
-            -1 => Err(io::Error::last_os_error()),
-            0 => {
-                if process::die_with(parent).is_ok() {
-                    nvml::load_only(library);
-                }
-                process::exit_at_once(0)
+        let child = process::fork(|| {
+            if process::die_with(parent).is_ok() {
+                nvml::load_only(library);
             }
-            child => Ok(Self { child }),
-        }
+            0
+        })?;
+        Ok(Self { child })
     }
 
     /// Waits until the child has loaded the library, for as long as that takes. A library that is not there is no error
@@ -42,14 +38,9 @@ impl LoadCheck {
     /// # Errors
     /// Loading it ended the child.
     pub fn wait(self) -> Result<(), NvmlError> {
-        let mut status = 0;
-        // SAFETY: waits for this process's own child; `status` is plain data.
-        while unsafe { libc::waitpid(self.child, &raw mut status, 0) } == -1
-            && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
-        {}
-        match libc::WIFSIGNALED(status) {
-            true => Err(NvmlError::LoadCrashed { signal: signal::name(libc::WTERMSIG(status)) }),
-            false => Ok(()),
+        match process::wait_for_signal_death(self.child) {
+            Some(signal) => Err(NvmlError::LoadCrashed { signal: signal::name(signal) }),
+            None => Ok(()),
         }
     }
 }

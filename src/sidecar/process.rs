@@ -45,8 +45,13 @@ const OWN: [i32; 9] = [
     libc::SIGKILL,
 ];
 
-/// Before the job: signals that end are left to the minder, which the kernel lets the sidecar follow.
-pub fn stop_with_minder() {
+/// Leaves signals to the minder: those that end it end the sidecar too, by the kernel's hand, and those that stop it stop
+/// both. All others wait, blocked, to be reported once the job runs. They are ignored as well: a thread of the driver
+/// library that unblocks them must not be ended by one that is meant for the job.
+pub fn leave_signals_to_minder() {
+    for signal in SignalSet::all_numbers().filter(|signal| !OWN.contains(signal) && !STOPS.contains(signal)) {
+        ignore(signal);
+    }
     let mut stops = SignalSet::EMPTY;
     STOPS.iter().for_each(|signal| stops.insert(*signal));
     stops.unblock();
@@ -62,20 +67,17 @@ pub struct Talk {
 }
 
 impl Talk {
-    /// Begins to report signals, and lives on should the minder be killed. Before any other thread is started.
+    /// Begins to report signals, those that came since `entered` included, and lives on should the minder be killed. Before any other thread is started.
     ///
     /// # Errors
     /// No descriptor for the signals.
-    pub fn begin(link: SidecarEnd) -> io::Result<Self> {
+    pub fn begin(link: SidecarEnd, entered: Mono) -> io::Result<Self> {
         let signals = SignalSource::block_all()?;
-        // A thread of the driver library that has signals unblocked must not be ended by one that is meant for the job.
-        for signal in SignalSet::all_numbers().filter(|signal| !OWN.contains(signal)) {
-            ignore(signal);
-        }
-        // What came before the job was started was not sent to the job.
-        while signals.read().is_some() {}
+        STOPS.iter().for_each(|signal| {
+            ignore(*signal);
+        });
         process::outlive_parent();
-        Ok(Self { link, signals, last_empty: Cell::new(clock::monotonic()) })
+        Ok(Self { link, signals, last_empty: Cell::new(entered) })
     }
 
     /// Tells the minder something.

@@ -81,8 +81,8 @@ fn record(recording: &Recording) -> Result<(), Refusal> {
         on_window: None,
         notices: notices.clone(),
     };
-    let engine =
-        Engine::start(settings, inbox).map_err(|error| own_failure(format!("cannot start a thread: {error}")))?;
+    let engine = Engine::start(settings, inbox)
+        .map_err(|error| own_failure(format!("cannot start a thread: {error}")))?;
 
     match watch.next(duration.map(|duration| Instant::now() + duration)) {
         WatchEvent::Signal(signal) => notices.say(&format!("stopped by {}", signal::name(signal))),
