@@ -63,7 +63,7 @@ mod span;
 mod stack;
 
 pub use fold::{Collected, Fold, FoldSettings};
-pub use stack::{MAX_DEPTH, MAX_NAMES, MarkError};
+pub use stack::MarkError;
 
 #[cfg(test)]
 mod tests;

@@ -38,9 +38,6 @@ MAX_UNANSWERED = 4
 #: Bytes that the kernel may hold for gpurun, before it is doubled.
 SEND_BUFFER = 212_992
 
-#: So many messages in so short a time (seconds) are much at once: gpurun is told to read them now.
-MANY, AT_ONCE = 128, 0.05
-
 #: Names that are kept in the form in which they are sent.
 MAX_NAMES = 1024
 
@@ -113,9 +110,6 @@ class Client:
         self._first_of_epoch = True
         self._warned: set = set()
         self._names: Dict[Any, bytes] = {}
-        self._path = ""
-        self._sent = 0
-        self._counted_at = 0.0
         #: Messages that were not sent because gpurun did not read fast enough.
         self.dropped = 0
 
@@ -163,7 +157,6 @@ class Client:
                     link.close()
                     raise
                 self._socket = link
-                self._path = path
                 self._state = _ACTIVE
                 hello: Dict[str, Any] = {"op": "hello", "version": PROTOCOL_VERSION, "pid": os.getpid()}
                 rank = rank_of_environment()
@@ -217,30 +210,12 @@ class Client:
                 if sent < len(line):
                     self._rest += line[sent:]
                     self._flush_later()
-                self._sent += 1
-                if self._sent >= MANY:
-                    self._hurry()
                 return True
         except OSError:
             self._lose()
         except Exception as error:  # noqa: BLE001
             logger.debug("a message was not sent: %s", error)
         return False
-
-    def _hurry(self) -> None:
-        """gpurun reads a client that only marks fifty times a second, so that a mark wakes nobody. Before much
-        that is said at once fills the socket, a second connection that says nothing calls it."""
-        now = time.monotonic()
-        if now - self._counted_at < AT_ONCE:
-            call = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                call.setblocking(False)
-                call.connect(self._path)
-            except OSError as error:
-                logger.debug("gpurun was not called: %s", error)
-            finally:
-                call.close()
-        self._sent, self._counted_at = 0, now
 
     def _flush(self) -> None:
         link = self._socket

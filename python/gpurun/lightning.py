@@ -208,8 +208,7 @@ class GPUStatsMonitor(_Callback):  # type: ignore[misc,valid-type]
         if self._asked is not None or age < _FRESH:
             return
         metrics = [metric for _, metric, _ in self._wanted()]
-        # With an answer at hand the next one may take a moment: it need not wake gpurun.
-        self._asked = client.request("snapshot", parts=["gpus"], metrics=metrics, patient=age < _RECENT)
+        self._asked = client.request("snapshot", parts=["gpus"], metrics=metrics)
 
     def _values(self, keys: List[Tuple[str, str, str]]) -> Dict[str, float]:
         if not keys or not self._device_ids or not client.active:

@@ -14,12 +14,13 @@ use std::time::Duration;
 use crate::cli::logging::{Logging, LoggingArgs, ProcessesArg};
 use crate::collectors::clock;
 use crate::control::ControlEvent;
+use crate::model::limits::TAG_DEPTH;
 use crate::model::mark::{Mark, MarkOp};
 use crate::model::time::{Mono, Wall};
 use crate::model::window::{Row, RowKind, Stats, WindowBatch};
 use crate::sampling::TreeRoot;
 use crate::summary::json::Summary;
-use crate::windowing::{Fold, MAX_DEPTH};
+use crate::windowing::Fold;
 use crate::writers::WriterReport;
 
 use super::choose::Surroundings;
@@ -65,7 +66,7 @@ pub enum CollectorError {
     #[error("a tag needs a name")]
     EmptyTag,
     /// Tags nest too deep.
-    #[error("tags nest deeper than {MAX_DEPTH}")]
+    #[error("tags nest deeper than {TAG_DEPTH}")]
     TooDeep,
     /// The engine did not answer in time: a driver call hangs, or the host is overloaded.
     #[error("the collector did not answer in time")]
@@ -446,7 +447,7 @@ impl Collector {
         if marks.open.iter().any(|(_, open)| **open == *name) {
             return Err(CollectorError::TagOpen(name.to_owned()));
         }
-        if marks.open.len() >= MAX_DEPTH {
+        if marks.open.len() >= TAG_DEPTH {
             return Err(CollectorError::TooDeep);
         }
         marks.next += 1;

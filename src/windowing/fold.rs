@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::id::{SeriesId, StackId};
+use crate::model::limits::SCALAR_NAMES;
 use crate::model::mark::{Mark, MarkOp};
 use crate::model::metric::MetricId;
 use crate::model::reading::Reading;
@@ -18,7 +19,7 @@ use super::accumulator::{Acc, Series, Step};
 use super::points::{Labels, Points, point_series};
 use super::queue::{Event, Queue, What};
 use super::span::{Span, Table};
-use super::stack::{Fronts, MAX_NAMES, MarkError};
+use super::stack::{Fronts, MarkError};
 
 /// Suspensions that are remembered for the times of steps that began before them.
 const SUSPENSIONS: usize = 64;
@@ -196,7 +197,7 @@ impl Fold {
         let Mark { stack, at, op } = mark;
         if let MarkOp::Log { values, .. } = &op {
             let new = values.iter().filter(|(name, _)| !self.labels.contains(name)).count();
-            if new > 0 && self.labels.len() + new > MAX_NAMES {
+            if new > 0 && self.labels.len() + new > SCALAR_NAMES {
                 return Err(MarkError::TooManyNames);
             }
         }

@@ -5,14 +5,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::model::id::StackId;
+use crate::model::limits::{SCALAR_NAMES, TAG_DEPTH};
 use crate::model::mark::MarkOp;
 use crate::model::time::Mono;
-
-/// How deep tags nest at most, in one stack.
-pub const MAX_DEPTH: usize = 64;
-
-/// How many different names the job can log scalars under in one run.
-pub const MAX_NAMES: usize = 4096;
 
 /// Why a mark was refused. A refused mark changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,11 +30,11 @@ pub enum MarkError {
     /// A tag needs a name.
     #[error("a tag needs a name")]
     EmptyTag,
-    /// Tags nest deeper than [`MAX_DEPTH`].
-    #[error("tags nest deeper than {MAX_DEPTH}")]
+    /// Tags nest deeper than [`TAG_DEPTH`].
+    #[error("tags nest deeper than {TAG_DEPTH}")]
     TooDeep,
-    /// More than [`MAX_NAMES`] different names were logged.
-    #[error("more than {MAX_NAMES} different names of scalars")]
+    /// More than [`SCALAR_NAMES`] different names were logged.
+    #[error("more than {SCALAR_NAMES} different names of scalars")]
     TooManyNames,
 }
 
@@ -107,7 +102,7 @@ impl Fronts {
                 if front.tags.contains(tag) {
                     return Err(MarkError::TagOpen(Arc::clone(tag)));
                 }
-                if front.tags.len() >= MAX_DEPTH {
+                if front.tags.len() >= TAG_DEPTH {
                     return Err(MarkError::TooDeep);
                 }
                 front.tags.push(Arc::clone(tag));

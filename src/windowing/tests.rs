@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::id::{SeriesId, StackId};
+use crate::model::limits::{SCALAR_NAMES, TAG_DEPTH};
 use crate::model::mark::{Mark, MarkOp};
 use crate::model::metric::MetricId;
 use crate::model::reading::Reading;
@@ -500,12 +501,12 @@ fn a_stamp_of_the_future_counts_as_now() {
 #[test]
 fn floods_of_names_and_depth_are_bounded() {
     let mut fold = fold(60_000, 0);
-    for depth in 0..MAX_DEPTH {
+    for depth in 0..TAG_DEPTH {
         mark(&mut fold, Fold::OWN, 1, begin(&format!("t{depth}")));
     }
     assert_eq!(fold.mark(Mark { stack: Fold::OWN, at: ms(1), op: begin("deeper") }), Err(MarkError::TooDeep));
     assert_eq!(fold.mark(Mark { stack: Fold::OWN, at: ms(1), op: begin("") }), Err(MarkError::EmptyTag));
-    for number in 0..MAX_NAMES {
+    for number in 0..SCALAR_NAMES {
         mark(&mut fold, Fold::OWN, 2, log(None, &format!("n{number}"), 1.0));
     }
     let more = fold.mark(Mark { stack: Fold::OWN, at: ms(2), op: log(None, "more", 1.0) });
