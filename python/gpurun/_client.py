@@ -44,7 +44,11 @@ MAX_NAMES = 1024
 #: Seconds that connecting may take.
 CONNECT_TIMEOUT = 0.5
 
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+#: Variables that name a process's rank, the most specific first: the same list as gpurun's own (``model::rank``).
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK")
+
+#: Variables that number the processes of one node.
+LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 _NEW, _ACTIVE, _INACTIVE = 0, 1, 2
 
@@ -64,18 +68,30 @@ def is_tag(name: object) -> bool:
         return False
 
 
+def _natural(variable: str) -> Optional[int]:
+    try:
+        number = int(os.environ.get(variable, ""))
+    except ValueError:
+        return None
+    return number if 0 <= number < 2**31 else None
+
+
 def rank_of_environment() -> Optional[int]:
     """The rank that a launcher such as torchrun gave this process, if any."""
     for variable in RANK_VARIABLES:
-        text = os.environ.get(variable)
-        if text is not None:
-            try:
-                rank = int(text)
-            except ValueError:
-                continue
-            if 0 <= rank < 2**31:
-                return rank
+        # Outside a step of several tasks it is that of a batch script, always 0.
+        if variable == "SLURM_PROCID" and (_natural("SLURM_STEP_NUM_TASKS") or 1) < 2:
+            continue
+        rank = _natural(variable)
+        if rank is not None:
+            return rank
     return None
+
+
+def first_of_node() -> bool:
+    """Whether this is the process of its node that speaks to the user; every one is, where none is numbered."""
+    numbers = (_natural(variable) for variable in LOCAL_RANK_VARIABLES)
+    return next((number for number in numbers if number is not None), 0) == 0
 
 
 def wait_for(link: socket.socket, events: int, seconds: float) -> None:

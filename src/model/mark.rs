@@ -21,7 +21,7 @@ pub struct Mark {
 pub enum MarkOp {
     /// A client appeared: its stack is empty, its rows carry `rank`.
     Open {
-        /// `RANK` of the client's environment.
+        /// Rank of the client ([`super::rank::rank`]).
         rank: Option<i32>,
     },
     /// The client is gone: every open tag of its stack ends.

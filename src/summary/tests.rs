@@ -61,6 +61,7 @@ fn run(devices: Vec<Arc<DeviceIdentity>>) -> RunInfo {
         run: "r".into(),
         host: "h".into(),
         rank: Some(0),
+        node_rank: None,
         job: "python".into(),
         root_tag: "run".into(),
         argv: vec!["python".to_owned()],
