@@ -54,7 +54,7 @@ pub enum MarkOp {
     Log {
         /// Training step they belong to, if any.
         step: Option<i64>,
-        /// Name and value; non-finite values are dropped before this point.
+        /// Name and value. A value that is not finite counts as missing.
         values: Vec<(Arc<str>, f64)>,
     },
 }

@@ -472,11 +472,9 @@ impl Collector {
         TimedStep { collector: self, step, began: clock::monotonic(), first_of_epoch: false }
     }
 
-    /// Notes a scalar of the program's own, of a training step or of the time. What is not finite is left out.
+    /// Notes a scalar of the program's own, of a training step or of the time. What is not finite counts as missing.
     pub fn log(&self, name: &str, value: f64, step: Option<i64>) {
-        if value.is_finite() {
-            self.marks().mark(MarkOp::Log { step, values: vec![(Arc::from(name), value)] });
-        }
+        self.marks().mark(MarkOp::Log { step, values: vec![(Arc::from(name), value)] });
     }
 
     /// The statistics of the innermost open tag up to now, of the running window if none is open. Takes a

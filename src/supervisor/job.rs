@@ -13,6 +13,7 @@ use crate::control;
 use crate::launch::{
     self, JobCommand, JobEvent, Launcher, Leftover, NotForwarded, SignalHold, Termination, signal_name,
 };
+use crate::model::loss::Losses;
 use crate::model::run::{JobExit, RunInfo};
 use crate::sampling::{ReapedUsage, TreeRoot};
 use crate::summary::json::{LeftoverSummary, Summary};
@@ -82,7 +83,7 @@ fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Resul
 
     let inbox = Inbox::new();
     let socket = listen(&inbox, &run.run, notices);
-    let command = job_command(args, &picked, socket.as_ref());
+    let command = job_command(args, &picked, socket.as_ref().filter(|_| !outer_records(&logging)));
     // The run begins with the job, not with the wait for its GPUs.
     let start = clock::pair();
     run.start = start.wall;
@@ -106,12 +107,10 @@ fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Resul
     let minded = catch_unwind(AssertUnwindSafe(|| {
         let exit = follow(&mut launcher, engine.as_ref(), args.job.kill_after, notices);
         let leftovers = end_leftovers(&mut launcher, engine.as_ref(), &args.job, notices);
-        if let Some(socket) = socket {
-            socket.stop(LAST_MARKS);
-        }
+        let losses = socket.map(|socket| socket.stop(LAST_MARKS)).unwrap_or_default();
         if let Some(engine) = engine {
             let end = engine.finish(Some(exit), LAST_WINDOW, || told_to_end(&mut launcher));
-            finish(end, &leftovers, &logging, notices);
+            finish(end, &leftovers, &losses, &logging, notices);
         }
         exit
     }));
@@ -150,6 +149,13 @@ pub(super) fn listen(inbox: &Inbox, run: &Arc<str>, notices: &Notices) -> Option
             None
         }
     }
+}
+
+/// Whether the job's tags, steps and scalars are for a gpurun around this one: it is there, and this one writes nothing.
+fn outer_records(logging: &Logging) -> bool {
+    let writes = !logging.targets.is_empty() || logging.summary.is_some();
+    let outer = || std::env::var_os(control::SOCKET_VARIABLE).filter(|path| !path.is_empty());
+    !writes && outer().is_some_and(|path| control::Client::connect(path.as_ref()).is_ok())
 }
 
 fn job_command(args: &RunArgs, picked: &Picked, socket: Option<&control::Server>) -> JobCommand {
@@ -300,7 +306,13 @@ fn reap_the_last(launcher: &mut Launcher, engine: Option<&Engine>) {
 }
 
 /// What is said and written at the end.
-fn finish(end: Result<EngineEnd, Unfinished>, leftovers: &[Leftover], logging: &Logging, notices: &Notices) {
+fn finish(
+    end: Result<EngineEnd, Unfinished>,
+    leftovers: &[Leftover],
+    losses: &Losses,
+    logging: &Logging,
+    notices: &Notices,
+) {
     let end = match end {
         Ok(end) => end,
         Err(error) => return notices.error(&error.to_string()),
@@ -318,7 +330,8 @@ fn finish(end: Result<EngineEnd, Unfinished>, leftovers: &[Leftover], logging: &
         let held = gpu.map(|mib| format!(", holding {mib:.0} MiB of GPU memory")).unwrap_or_default();
         notices.say(&format!("left behind by the job: process {} ({}){held}", process.pid, process.command));
     }
-    let summary = Summary::new(&end.run, &end.end, &end.totals, targets::summaries(&end.reports), left);
+    let mut summary = Summary::new(&end.run, &end.end, &end.totals, targets::summaries(&end.reports), left);
+    summary.add_losses(losses);
     targets::say_reports(&end.reports, notices);
     for line in crate::summary::text::lines(&summary) {
         notices.say(&line);

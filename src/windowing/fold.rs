@@ -684,7 +684,7 @@ impl Fold {
                 span
             });
             (lone.end, lone.to) = (at, now);
-            for (name, value) in values.iter().filter(|(_, value)| value.is_finite()) {
+            for (name, value) in values {
                 lone.points.push(self.labels.number(name), *value);
             }
         }
@@ -694,7 +694,7 @@ impl Fold {
                 || stack.steps.as_ref().is_some_and(|steps| steps.span == span.key)
         };
         for span in self.open.iter_mut().filter(|span| mine(span)) {
-            for (name, value) in values.iter().filter(|(_, value)| value.is_finite()) {
+            for (name, value) in values {
                 span.log(stack.rank, self.labels.number(name), *value);
             }
         }
