@@ -24,7 +24,7 @@ pub use answer::ReplyHandle;
 pub use client::{Client, ClientError};
 pub use directory::{FoundSocket, find_sockets};
 pub use limits::Limits;
-pub use protocol::{PROTOCOL_VERSION, check_scalar_name, check_tag};
+pub use protocol::PROTOCOL_VERSION;
 pub use server::{ControlEvent, Server, Settings};
 
 /// Environment variable that names the socket to the job.

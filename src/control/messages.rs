@@ -13,7 +13,7 @@ use super::server::ControlEvent;
 use super::stacks::Client;
 use crate::model::id::StackId;
 use crate::model::loss::Loss;
-use crate::model::mark::{Mark, MarkOp};
+use crate::model::mark::{Mark, MarkOp, check_scalar_name, check_tag};
 use crate::model::time::Mono;
 
 impl<S> EventLoop<S>
@@ -89,7 +89,7 @@ where
 
     fn begin(&mut self, key: u64, message: &Message<'_>) -> Result<(), Refused> {
         let Some(tag) = &message.tag else { return Err(Refused::rule(Loss::Messages, "begin needs a tag")) };
-        let allowed = protocol::check_tag(tag).map_err(|why| Refused::rule(Loss::Names, why));
+        let allowed = check_tag(tag).map_err(|why| Refused::rule(Loss::Names, why));
         let allowed = allowed.and_then(|()| self.within_tag_rate(key));
         let (stack, at) = self.prepare(key, message.t)?;
         let tag: Arc<str> = Arc::from(if tag.len() <= MAX_NAME { tag.as_str() } else { "" });
@@ -205,7 +205,7 @@ where
 
     /// A scalar as the run knows it. NaN is a value that is missing.
     fn scalar(&mut self, name: String, value: Option<f64>) -> Result<(Arc<str>, f64), Refused> {
-        protocol::check_scalar_name(&name).map_err(|why| Refused::rule(Loss::Names, why))?;
+        check_scalar_name(&name).map_err(|why| Refused::rule(Loss::Names, why))?;
         let Some(value) = value else {
             return Err(Refused::rule(Loss::Values, format!("the value of {name:?} is not a number")));
         };

@@ -1,4 +1,4 @@
-//! One message of a client: what a line may hold, and the rules for names.
+//! One message of a client: what a line may hold.
 //!
 //! The text of the protocol is `schemas/control.md`, its JSON schema `schemas/control.v1.json`.
 
@@ -130,52 +130,11 @@ impl<'de: 'a, 'a> Deserialize<'de> for Scalars<'a> {
     }
 }
 
-fn check_name(name: &str, what: &str) -> Result<(), String> {
-    if name.is_empty() {
-        return Err(format!("a {what} must not be empty"));
-    }
-    if name.len() > MAX_NAME {
-        return Err(format!("a {what} must not be longer than {MAX_NAME} bytes"));
-    }
-    if name.chars().any(char::is_control) {
-        return Err(format!("a {what} must not hold control characters"));
-    }
-    Ok(())
-}
-
-/// Whether `tag` may name a tag: one path component, without control characters.
-///
-/// # Errors
-/// One sentence that says which rule it breaks.
-pub fn check_tag(tag: &str) -> Result<(), String> {
-    check_name(tag, "tag")?;
-    if tag.contains('/') {
-        return Err("a tag is one level and must not hold '/'".to_owned());
-    }
-    Ok(())
-}
-
-/// Whether `name` may name a scalar of the job's own; `/` is allowed, as in `train/loss`.
-///
-/// # Errors
-/// One sentence that says which rule it breaks.
-pub fn check_scalar_name(name: &str) -> Result<(), String> {
-    check_name(name, "scalar's name")
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn names_follow_the_rules() {
-        assert!(check_tag("train").is_ok() && check_tag("épo que").is_ok());
-        assert!(check_tag("").is_err() && check_tag("a/b").is_err() && check_tag("a\nb").is_err());
-        assert!(check_tag(&"x".repeat(MAX_NAME)).is_ok() && check_tag(&"x".repeat(MAX_NAME + 1)).is_err());
-        assert!(check_scalar_name("train/loss").is_ok() && check_scalar_name("\u{7f}").is_err());
-    }
 
     #[test]
     fn unknown_fields_are_ignored_and_ids_are_plain() {
