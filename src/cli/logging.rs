@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use crate::model::mark::check_tag;
 use crate::model::metric::{CATALOGUE, MetricId};
 
 use super::duration::parse_duration;
@@ -137,11 +138,7 @@ impl LoggingArgs {
             return Err("--every-n-steps 0: the number of steps per row is at least 1".to_owned());
         }
         let tag = self.tag.clone().unwrap_or_else(|| "run".to_owned());
-        if tag.is_empty() || tag.contains('/') || tag.chars().any(char::is_control) {
-            return Err(format!(
-                "--tag {tag:?}: a tag is not empty and has no '/' and no control characters"
-            ));
-        }
+        check_tag(&tag).map_err(|why| format!("--tag {tag:?}: {why}"))?;
         if self.run.as_deref().is_some_and(|run| run.is_empty() || run.chars().any(char::is_control)) {
             return Err("--run: the name is not empty and has no control characters".to_owned());
         }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::cli::exit::Exit;
 use crate::cli::mark::MarkRequest;
 use crate::control::{self, Client, ClientError};
+use crate::model::rank;
 use crate::sys::notice::Notices;
 
 /// The stack that all commands of one rank share; it lives as long as the run, not as one command.
@@ -44,19 +45,11 @@ fn send(socket: &std::path::Path, message: Value) -> Result<(), ClientError> {
         "pid": std::process::id(),
         "stack": STACK,
     });
-    if let Some(rank) = rank() {
+    if let Some(rank) = rank::rank(|name| std::env::var(name).ok()) {
         hello["rank"] = rank.into();
     }
     client.ask(hello, PATIENCE)?;
     client.ask(message, PATIENCE).map(drop)
-}
-
-/// The rank that a launcher such as torchrun gave the script.
-fn rank() -> Option<i32> {
-    ["RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]
-        .iter()
-        .find_map(|variable| std::env::var(variable).ok()?.parse().ok())
-        .filter(|rank| *rank >= 0)
 }
 
 fn message(request: MarkRequest, now: u64) -> Value {

@@ -403,6 +403,7 @@ impl RunFold {
             run: Arc::clone(&key.run),
             host: Arc::clone(&key.host),
             rank: key.rank,
+            node_rank: None,
             job: "".into(),
             root_tag: "".into(),
             argv: Vec::new(),

@@ -1,6 +1,7 @@
 //! The other end: what `gpurun tag`, `step`, `log` and `status` say to a running gpurun.
 
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -96,13 +97,12 @@ impl Client {
     }
 
     fn wait(&self, deadline: Instant, write: bool) -> Result<(), ClientError> {
-        use std::os::fd::AsFd;
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(ClientError::TimedOut);
         }
-        let interest = [os::Interest::new(self.stream.as_fd(), !write, write)];
-        os::poll(&interest, Some(left.max(Duration::from_millis(1)))).map_err(ClientError::Unreachable)?;
+        let mut interest = [os::interest(self.stream.as_fd(), !write, write)];
+        os::poll(&mut interest, Some(left)).map_err(ClientError::Unreachable)?;
         Ok(())
     }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::cli::logging::{Logging, LoggingArgs, ProcessesArg};
 use crate::control::ControlEvent;
+use crate::model::limits::TAG_DEPTH;
 use crate::model::mark::{Mark, MarkOp};
 use crate::model::time::{Mono, Wall};
 use crate::model::window::{Row, RowKind, Stats, WindowBatch};
@@ -21,7 +22,7 @@ use crate::selection::flow::Surroundings;
 use crate::summary::json::Summary;
 use crate::sys::clock;
 use crate::sys::notice::Notices;
-use crate::windowing::{Fold, MAX_DEPTH};
+use crate::windowing::Fold;
 use crate::writers::WriterReport;
 
 use super::engine::{Engine, EngineEnd, EngineSettings, Inbox, ToEngine};
@@ -65,7 +66,7 @@ pub enum CollectorError {
     #[error("a tag needs a name")]
     EmptyTag,
     /// Tags nest too deep.
-    #[error("tags nest deeper than {MAX_DEPTH}")]
+    #[error("tags nest deeper than {TAG_DEPTH}")]
     TooDeep,
     /// The engine did not answer in time: a driver call hangs, or the host is overloaded.
     #[error("the collector did not answer in time")]
@@ -450,7 +451,7 @@ impl Collector {
         if marks.open.iter().any(|(_, open)| **open == *name) {
             return Err(CollectorError::TagOpen(name.to_owned()));
         }
-        if marks.open.len() >= MAX_DEPTH {
+        if marks.open.len() >= TAG_DEPTH {
             return Err(CollectorError::TooDeep);
         }
         marks.next += 1;
@@ -475,11 +476,9 @@ impl Collector {
         TimedStep { collector: self, step, began: clock::monotonic(), first_of_epoch: false }
     }
 
-    /// Notes a scalar of the program's own, of a training step or of the time. What is not finite is left out.
+    /// Notes a scalar of the program's own, of a training step or of the time. What is not finite counts as missing.
     pub fn log(&self, name: &str, value: f64, step: Option<i64>) {
-        if value.is_finite() {
-            self.marks().mark(MarkOp::Log { step, values: vec![(Arc::from(name), value)] });
-        }
+        self.marks().mark(MarkOp::Log { step, values: vec![(Arc::from(name), value)] });
     }
 
     /// The statistics of the innermost open tag up to now, of the running window if none is open. Takes a

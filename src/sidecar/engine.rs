@@ -743,7 +743,7 @@ impl Running {
                 let batch = self.fold.current(clock::pair());
                 reply.send(control::reply::snapshot(&self.run, &batch));
             }
-            ToEngine::Control(ControlEvent::Drained) => {}
+            ToEngine::Control(ControlEvent::Notice(line)) => self.notices.say(&line),
             ToEngine::Collect(stack, reply) => {
                 let now = clock::monotonic();
                 if !self.suspended && now.since(self.sample.at) > self.logging.interval / 2 {

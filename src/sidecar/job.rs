@@ -18,6 +18,7 @@ use crate::cli::exit::Exit;
 use crate::cli::logging::Logging;
 use crate::control;
 use crate::link::{Closed, Job, Ready, ReapedProcess, SidecarEnd, ToMinder, ToSidecar};
+use crate::model::loss::Losses;
 use crate::model::run::{JobExit, RunInfo};
 use crate::model::selection::Settings;
 use crate::model::time::Mono;
@@ -74,7 +75,7 @@ pub fn run(setup: &Setup, link: SidecarEnd) -> u8 {
     };
     let lease = prepared.chosen.lease.as_ref();
     let descriptors = lease.map(|lease| lease.descriptors().collect::<Vec<_>>()).unwrap_or_default();
-    link.send_with(&ToMinder::Ready(prepared.ready()), &descriptors);
+    link.send_with(&ToMinder::Ready(prepared.ready(&setup.logging)), &descriptors);
     drop(descriptors);
     let Ok(job) = wait_for_start(&link) else {
         // There is no job. Files that were made for it go away with what holds them.
@@ -119,10 +120,10 @@ impl Prepared {
         Ok(Self { run, chosen, surroundings, opened, inbox, socket })
     }
 
-    fn ready(&self) -> Ready {
+    fn ready(&self, logging: &Logging) -> Ready {
         let mut env = self.chosen.env.clone();
         let socket = self.socket.as_ref().map(|socket| socket.path().to_owned());
-        if let Some(path) = &socket {
+        if let Some(path) = socket.as_ref().filter(|_| !outer_records(logging)) {
             env.push((control::SOCKET_VARIABLE.into(), path.as_os_str().to_owned()));
         }
         let journals = self.opened.iter().flat_map(Opened::journaled).collect();
@@ -144,6 +145,13 @@ pub(super) fn listen(inbox: &Inbox, run: &Arc<str>, pid: u32, notices: &Notices)
             None
         }
     }
+}
+
+/// Whether the job's tags, steps and scalars are for a gpurun around this one: it is there, and this one writes nothing.
+fn outer_records(logging: &Logging) -> bool {
+    let writes = !logging.targets.is_empty() || logging.summary.is_some();
+    let outer = || std::env::var_os(control::SOCKET_VARIABLE).filter(|path| !path.is_empty());
+    !writes && outer().is_some_and(|path| control::Client::connect(path.as_ref()).is_ok())
 }
 
 /// Waits for the minder to have started the job.
@@ -213,10 +221,9 @@ impl Beside<'_> {
                 lease.release();
             }
         }
-        if let Some(socket) = socket {
-            socket.stop(LAST_MARKS);
-        }
-        finish(engine, exit, &talk, &setup.logging, notices);
+        let losses = socket.map(|socket| socket.stop(LAST_MARKS)).unwrap_or_default();
+        let (end, left) = finish(engine, exit, &talk);
+        say_end(end, &left, &losses, &setup.logging, notices);
         talk.send(&ToMinder::Done);
         Exit::Ok.code()
     }
@@ -280,8 +287,12 @@ impl JobWatch {
     }
 }
 
-/// Finishes the files; says and writes the summary.
-fn finish(engine: Engine, exit: Option<JobExit>, talk: &Talk, logging: &Logging, notices: &Notices) {
+/// Finishes the files; what came of it, and the processes that the job left behind.
+fn finish(
+    engine: Engine,
+    exit: Option<JobExit>,
+    talk: &Talk,
+) -> (Result<EngineEnd, Unfinished>, Vec<i32>) {
     let mut left: Option<Vec<i32>> = exit.is_none().then(Vec::new);
     let give_up = || loop {
         match talk.next(Some(Instant::now())) {
@@ -300,11 +311,17 @@ fn finish(engine: Engine, exit: Option<JobExit>, talk: &Talk, logging: &Logging,
             Ok(None) | Err(Closed) => left = Some(Vec::new()),
         }
     }
-    say_end(end, &left.unwrap_or_default(), logging, notices);
+    (end, left.unwrap_or_default())
 }
 
 /// What is said and written at the end.
-fn say_end(end: Result<EngineEnd, Unfinished>, left: &[i32], logging: &Logging, notices: &Notices) {
+fn say_end(
+    end: Result<EngineEnd, Unfinished>,
+    left: &[i32],
+    losses: &Losses,
+    logging: &Logging,
+    notices: &Notices,
+) {
     let end = match end {
         Ok(end) => end,
         Err(error) => return notices.error(&error.to_string()),
@@ -321,7 +338,8 @@ fn say_end(end: Result<EngineEnd, Unfinished>, left: &[i32], logging: &Logging, 
         let held = gpu.map(|mib| format!(", holding {mib:.0} MiB of GPU memory")).unwrap_or_default();
         notices.say(&format!("left behind by the job: process {} ({}){held}", process.pid, process.command));
     }
-    let summary = Summary::new(&end.run, &end.end, &end.totals, targets::summaries(&end.reports), left);
+    let mut summary = Summary::new(&end.run, &end.end, &end.totals, targets::summaries(&end.reports), left);
+    summary.add_losses(losses);
     targets::say_summary(&summary, &end.reports, logging, notices);
 }
 

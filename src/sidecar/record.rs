@@ -89,13 +89,13 @@ fn record(recording: &Recording) -> Result<(), Refusal> {
         WatchEvent::AllEnded => notices.say("the processes have ended"),
         WatchEvent::Deadline => {}
     }
-    if let Some(socket) = socket {
-        socket.stop(LAST_MARKS);
-    }
+    let losses = socket.map(|socket| socket.stop(LAST_MARKS)).unwrap_or_default();
     // A second signal ends the wait for the files.
     let give_up = || matches!(watch.next(Some(Instant::now())), WatchEvent::Signal(_));
     let end = engine.finish(None, LAST_WINDOW, give_up).map_err(|error| own_failure(error.to_string()))?;
-    let summary = Summary::new(&end.run, &end.end, &end.totals, targets::summaries(&end.reports), Vec::new());
+    let mut summary =
+        Summary::new(&end.run, &end.end, &end.totals, targets::summaries(&end.reports), Vec::new());
+    summary.add_losses(&losses);
     targets::say_summary(&summary, &end.reports, logging, notices);
     Ok(())
 }
