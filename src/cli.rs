@@ -9,7 +9,6 @@ pub mod duration;
 pub mod exit;
 pub mod logging;
 pub mod mark;
-mod plain;
 pub mod selection;
 pub mod size;
 
@@ -35,14 +34,6 @@ pub enum Stop {
 
 /// Reads a command line, program name first.
 pub fn parse(argv: Vec<OsString>) -> Result<Invocation, Stop> {
-    match plain::parse(&argv) {
-        Some(invocation) => Ok(invocation),
-        None => parse_whole(argv),
-    }
-}
-
-/// Reads a command line by everything that gpurun understands: what help and the words of a mistake need.
-fn parse_whole(argv: Vec<OsString>) -> Result<Invocation, Stop> {
     let separated = argv.iter().skip(1).any(|a| a == "--");
     let cli = Cli::try_parse_from(&argv).map_err(|error| stop(&error, &argv, separated))?;
     if let Some(command) = cli.command {
