@@ -3,9 +3,7 @@
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write as _};
 
-use clap::CommandFactory;
-
-use crate::cli::args::{Cli, Command, DevicesArgs, ExportArgs, SelectArgs};
+use crate::cli::args::{Command, DevicesArgs, ExportArgs, SelectArgs};
 use crate::cli::exit::Exit;
 use crate::cli::logging::LayoutArg;
 use crate::cli::selection::Purpose;
@@ -52,9 +50,7 @@ pub fn main(argv: Vec<OsString>) -> Exit {
     match cli::parse(argv) {
         Ok(Invocation::Job(args)) => with_signals_held(|hold| job::run(&args, hold)),
         Ok(Invocation::Other(command)) => other(*command),
-        Err(Stop::Print(text)) => {
-            printed(io::stdout().lock().write_all(text.as_bytes()), &Notices::new(false))
-        }
+        Err(Stop::Print(text)) => page(Ok(text), &mut io::stdout().lock()),
         Err(Stop::Usage(line)) => {
             Notices::new(false).error(&line);
             Exit::Usage
@@ -94,10 +90,11 @@ fn other(command: Command) -> Exit {
         Command::Metrics(args) => printed(catalogue::run(&args, &mut out), &notices()),
         Command::Completions(args) => {
             let mut script = Vec::new();
-            clap_complete::generate(args.shell, &mut Cli::command(), "gpurun", &mut script);
+            clap_complete::generate(args.shell, &mut cli::help::command(false), "gpurun", &mut script);
             printed(out.write_all(&script), &notices())
         }
-        Command::Man => printed(clap_mangen::Man::new(Cli::command()).render(&mut out), &notices()),
+        Command::Man(args) => page(cli::man::page(args.command.as_deref()), &mut out),
+        Command::Help(args) => page(cli::help::page(&args.command), &mut out),
         Command::Recover(args) => {
             match recover::recover(&args.paths, &mut out, &mut NonBlockingStderr::new()) {
                 Ok(outcome) if outcome.failed == 0 => Exit::Ok,
@@ -114,6 +111,14 @@ fn other(command: Command) -> Exit {
         Command::Tag(args) => mark::run(args.meaning(), &notices()),
         Command::Step(args) => mark::run(Ok(args.meaning()), &notices()),
         Command::Log(args) => mark::run(args.meaning(), &notices()),
+    }
+}
+
+/// Prints a page, or why there is none.
+fn page(page: Result<String, String>, out: &mut dyn io::Write) -> Exit {
+    match page {
+        Ok(page) => printed(writeln!(out, "{}", page.trim_end()), &Notices::new(false)),
+        Err(line) => refuse(&mut NonBlockingStderr::new(), &line, Exit::Usage),
     }
 }
 

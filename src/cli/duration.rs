@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Why a text is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DurationError {
+pub(crate) enum DurationError {
     /// Nothing was typed.
     #[error("an empty duration")]
     Empty,
@@ -30,7 +30,7 @@ pub enum DurationError {
 ///
 /// # Errors
 /// Anything else; only ASCII is read.
-pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let text = text.trim_matches(|c: char| c.is_ascii_whitespace());
     if text.is_empty() {
         return Err(DurationError::Empty);

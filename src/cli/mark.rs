@@ -4,7 +4,7 @@ use super::args::{LogArgs, StepArgs, TagAction, TagArgs};
 
 /// What a script says to the gpurun around it.
 #[derive(Clone, Debug, PartialEq)]
-pub enum MarkRequest {
+pub(crate) enum MarkRequest {
     /// Begin a tag inside the open ones.
     Begin(String),
     /// End a tag (`None`: the innermost) and those inside it.
@@ -25,7 +25,7 @@ impl TagArgs {
     ///
     /// # Errors
     /// One line: the name cannot be a tag.
-    pub fn meaning(&self) -> Result<MarkRequest, String> {
+    pub(crate) fn meaning(&self) -> Result<MarkRequest, String> {
         match &self.action {
             TagAction::Begin { name } => Ok(MarkRequest::Begin(tag(name)?)),
             TagAction::End { name } => Ok(MarkRequest::End(name.as_deref().map(tag).transpose()?)),
@@ -35,7 +35,7 @@ impl TagArgs {
 
 impl StepArgs {
     /// What it means.
-    pub fn meaning(&self) -> MarkRequest {
+    pub(crate) fn meaning(&self) -> MarkRequest {
         MarkRequest::Step(self.step)
     }
 }
@@ -45,7 +45,7 @@ impl LogArgs {
     ///
     /// # Errors
     /// One line: a word is not `KEY=VALUE`, or its value is no finite number.
-    pub fn meaning(&self) -> Result<MarkRequest, String> {
+    pub(crate) fn meaning(&self) -> Result<MarkRequest, String> {
         let values = self.values.iter().map(|word| scalar(word)).collect::<Result<_, _>>()?;
         Ok(MarkRequest::Log { values, step: self.step })
     }

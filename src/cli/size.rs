@@ -2,7 +2,7 @@
 
 /// Why a text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SizeError {
+pub(crate) enum SizeError {
     /// Nothing was typed.
     #[error("an empty size")]
     Empty,
@@ -28,7 +28,7 @@ pub enum SizeError {
 ///
 /// # Errors
 /// Anything else, each with its own words; only ASCII is read.
-pub fn parse_size(text: &str) -> Result<u64, SizeError> {
+pub(crate) fn parse_size(text: &str) -> Result<u64, SizeError> {
     let text = text.trim_matches(|c: char| c.is_ascii_whitespace());
     if text.is_empty() {
         return Err(SizeError::Empty);
