@@ -20,16 +20,30 @@ use args::{Cli, Command, RecordArgs, RunArgs};
 
 /// A command line that was understood.
 #[derive(Clone, Debug)]
-pub enum Invocation {
+pub(crate) enum Invocation {
     /// Run a job.
     Job(Box<RunArgs>),
     /// Anything else.
     Other(Box<Command>),
 }
 
+impl Invocation {
+    /// What should be said before anything is done; nothing with `--quiet`.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let (selection, common) = match self {
+            Self::Job(args) => (&args.selection, &args.common),
+            Self::Other(command) => match command.as_ref() {
+                Command::Select(args) => (&args.selection, &args.common),
+                _ => return Vec::new(),
+            },
+        };
+        if common.quiet { Vec::new() } else { selection.warnings() }
+    }
+}
+
 /// What to do with a command line that is no invocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub(crate) enum Stop {
     /// `--help`, `--version`: text for standard output, success.
     Print(String),
     /// A mistake: one line for standard error, exit 2.
@@ -37,7 +51,7 @@ pub enum Stop {
 }
 
 /// Reads a command line, program name first.
-pub fn parse(argv: Vec<OsString>) -> Result<Invocation, Stop> {
+pub(crate) fn parse(argv: Vec<OsString>) -> Result<Invocation, Stop> {
     let separated = argv.iter().skip(1).any(|a| a == "--");
     let short = argv.iter().skip(1).take_while(|word| *word != "--").any(|word| word == "-h");
     let cli = help::command(short)

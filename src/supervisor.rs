@@ -47,7 +47,11 @@ pub fn main(argv: Vec<OsString>) -> Exit {
     if argv.get(1).is_some_and(|word| word == choose::CUDA_ORDER_COMMAND) {
         return choose::print_cuda_order(&mut io::stdout().lock(), &mut NonBlockingStderr::new());
     }
-    match cli::parse(argv) {
+    let parsed = cli::parse(argv);
+    for line in parsed.iter().flat_map(Invocation::warnings) {
+        Notices::new(false).say(&line);
+    }
+    match parsed {
         Ok(Invocation::Job(args)) => with_signals_held(|hold| job::run(&args, hold)),
         Ok(Invocation::Other(command)) => other(*command),
         Err(Stop::Print(text)) => page(Ok(text), &mut io::stdout().lock()),

@@ -336,6 +336,20 @@ impl SelectionArgs {
         })
     }
 
+    /// What is allowed and probably not meant: memory limits of a few bytes.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let limits = [("-f", &self.min_free_memory), ("-t", &self.min_total_memory)];
+        let typed = limits.into_iter().filter_map(|(option, typed)| Some((option, typed.as_deref()?.trim())));
+        typed
+            .filter_map(|(option, typed)| {
+                let bytes = parse_size(typed).ok().filter(|bytes| (1..1 << 20).contains(bytes))?;
+                let number = typed.trim_end_matches(|c: char| !c.is_ascii_digit());
+                let unit = if bytes <= 1024 { "GiB" } else { "MiB" };
+                Some(format!("{option} {typed} means {bytes} bytes; write {number}{unit}"))
+            })
+            .collect()
+    }
+
     /// How many GPUs were meant.
     fn count(&self, purpose: Purpose, mistakes: &mut Mistakes) -> Count {
         let least = match purpose {

@@ -159,6 +159,89 @@ fn a_blank_inside_a_value_is_recognised() {
 }
 
 #[test]
+fn a_log_without_a_known_form_is_answered_with_the_forms() {
+    answers(&[
+        (
+            &["--log", "out", "--", "true"],
+            "--log out: no suffix, and no such directory; use out.csv, out.parquet, tensorboard:out or out/",
+        ),
+        (
+            &["--log", "-", "--", "true"],
+            "--log -: standard output belongs to the job; log to FILE and print it with \
+             'gpurun export FILE -o -'",
+        ),
+        (
+            &["--log", "x.xlsx", "--", "true"],
+            "--log x.xlsx: unknown suffix .xlsx; use .csv, .parquet, or tensorboard:DIR",
+        ),
+    ]);
+    assert!(!std::path::Path::new("out").exists());
+}
+
+#[test]
+fn a_command_that_only_a_shell_can_read_is_answered_with_what_runs() {
+    for (job, expected) in [
+        (
+            &["LR=0.1", "python", "x.py"][..],
+            "cannot run `LR=0.1`: no such command in PATH; to set a variable, write -- env LR=0.1 python x.py",
+        ),
+        (
+            &["nosuch x.py"],
+            "cannot run `nosuch x.py`: no such command in PATH; the quotes make it one word, write -- nosuch x.py",
+        ),
+        (
+            &["nosuch x.py | tee log"],
+            "cannot run `nosuch x.py | tee log`: no such command in PATH; to run a shell command, write \
+             -- sh -c 'nosuch x.py | tee log'",
+        ),
+        (
+            &["nosuch x/y.py"],
+            "cannot run `nosuch x/y.py`: no such file or directory; the quotes make it one word, write \
+             -- nosuch x/y.py",
+        ),
+        (&["nosuch"], "cannot run `nosuch`: no such command in PATH"),
+        (&["A=1"], "cannot run `A=1`: no such command in PATH"),
+    ] {
+        let output = gpurun(&[&["--"], job].concat());
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), format!("gpurun: {expected}\n"));
+        assert_eq!(output.status.code(), Some(127), "{job:?}");
+    }
+}
+
+/// A limit of a few bytes is allowed, and said; every limit is printed as exactly as it was typed.
+#[test]
+fn limits_are_printed_as_they_were_meant() {
+    let dir = tempfile::tempdir().unwrap();
+    let scenario = fake_nvml::scenario_file("idle-8xa100").unwrap();
+    let driver = fake_nvml::install_file(dir.path(), &scenario).unwrap();
+    let select = |args: &[&str]| {
+        let mut command = Command::new(support::gpurun());
+        command
+            .arg("select")
+            .args(args)
+            .env_remove("CUDA_VISIBLE_DEVICES")
+            .env("GPURUN_LEASE_DIR", dir.path());
+        let output = driver.apply(&mut command).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (status, stderr) = select(&["-n", "1", "-f", "8"]);
+    assert_eq!(status, Some(0), "{stderr}");
+    assert_eq!(stderr.lines().next(), Some("gpurun: -f 8 means 8 bytes; write 8GiB"));
+    let (status, stderr) = select(&["-n", "1", "-t", "8000"]);
+    assert_eq!(status, Some(0), "{stderr}");
+    assert_eq!(stderr.lines().next(), Some("gpurun: -t 8000 means 8000 bytes; write 8000MiB"));
+    for quiet in [&["-n", "1", "-q", "-f", "8"][..], &["-n", "1", "-f", "0"], &["-n", "1", "-f", "1MiB"]] {
+        assert!(!select(quiet).1.contains("means"), "{quiet:?}");
+    }
+    let (_, stderr) = select(&["-n", "1", "-f", "39.9GiB", "-t", "8G", "--explain"]);
+    assert!(stderr.contains("at least 39.9 GiB"), "{stderr}");
+    assert!(stderr.contains("at least 8 GB"), "{stderr}");
+    let (status, stderr) = select(&["-n", "1", "-f", "99.9GiB"]);
+    assert_eq!(status, Some(4), "{stderr}");
+    assert!(stderr.contains("wanted at least 99.9 GiB"), "{stderr}");
+}
+
+#[test]
 fn a_report_is_an_html_page() {
     answers(&[(
         &["report", "x.csv", "-o", "r.pdf"],
@@ -184,7 +267,6 @@ fn wrong_input_is_one_line_and_exit_2() {
         (&["--interval", "5", "--window", "1", "--log", "x.csv", "--", "true"], "--window"),
         (&["--interval", "soon", "--", "true"], "soon"),
         (&["--interval", "1ms", "--", "true"], "10ms"),
-        (&["--log", "x.xlsx", "--", "true"], "x.xlsx"),
         (&["--metrics", "+warp", "--", "true"], "warp"),
         (&["--overwrite", "--append", "--log", "x.csv", "--", "true"], "--append"),
         (&["--every-n-steps", "0", "--", "true"], "--every-n-steps"),
