@@ -43,7 +43,7 @@ impl Invocation {
 
 /// What to do with a command line that is no invocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
+pub(crate) enum EarlyExit {
     /// `--help`, `--version`: text for standard output, success.
     Print(String),
     /// A mistake: one line for standard error, exit 2.
@@ -51,15 +51,15 @@ pub(crate) enum Stop {
 }
 
 /// Reads a command line, program name first.
-pub(crate) fn parse(argv: Vec<OsString>) -> Result<Invocation, Stop> {
+pub(crate) fn parse(argv: Vec<OsString>) -> Result<Invocation, EarlyExit> {
     let separated = argv.iter().skip(1).any(|a| a == "--");
     let short = argv.iter().skip(1).take_while(|word| *word != "--").any(|word| word == "-h");
     let cli = help::command(short)
         .try_get_matches_from(&argv)
         .and_then(|matches| Cli::from_arg_matches(&matches))
         .map_err(|error| match error.kind() {
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Stop::Print(error.to_string()),
-            _ => Stop::Usage(mistake::line(&error, &argv)),
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => EarlyExit::Print(error.to_string()),
+            _ => EarlyExit::Usage(mistake::line(&error, &argv)),
         })?;
     if let Some(command) = cli.command {
         return Ok(Invocation::Other(Box::new(command)));
@@ -68,29 +68,29 @@ pub(crate) fn parse(argv: Vec<OsString>) -> Result<Invocation, Stop> {
         return Ok(Invocation::Job(Box::new(cli.run)));
     }
     if separated {
-        return Err(Stop::Usage("there is no command after --".to_owned()));
+        return Err(EarlyExit::Usage("there is no command after --".to_owned()));
     }
     record_without_job(cli.run, &argv)
 }
 
 /// `gpurun --log FILE` without a job is `gpurun record --all --log FILE`.
-fn record_without_job(run: RunArgs, argv: &[OsString]) -> Result<Invocation, Stop> {
+fn record_without_job(run: RunArgs, argv: &[OsString]) -> Result<Invocation, EarlyExit> {
     if let Some(line) = mistake::taken_as_value(argv) {
-        return Err(Stop::Usage(line));
+        return Err(EarlyExit::Usage(line));
     }
     if run.selection.any() {
-        return Err(Stop::Usage(
+        return Err(EarlyExit::Usage(
             "GPUs are chosen for a job: put it after --, or use 'gpurun select' to print the choice"
                 .to_owned(),
         ));
     }
     if run.job.kill_after.is_some() || run.job.kill_tree || run.job.die_together {
-        return Err(Stop::Usage(
+        return Err(EarlyExit::Usage(
             "--kill-after, --kill-tree and --die-together need a job: put it after --".to_owned(),
         ));
     }
     if run.logging.log.is_empty() {
-        return Err(Stop::Usage(
+        return Err(EarlyExit::Usage(
             "nothing to do: give a job after --, a --log TARGET, or a subcommand; see 'gpurun --help'"
                 .to_owned(),
         ));

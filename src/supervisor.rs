@@ -7,7 +7,7 @@ use crate::cli::args::{Command, DevicesArgs, ExportArgs, SelectArgs};
 use crate::cli::exit::Exit;
 use crate::cli::logging::LayoutArg;
 use crate::cli::selection::Purpose;
-use crate::cli::{self, Invocation, Stop};
+use crate::cli::{self, EarlyExit, Invocation};
 use crate::launch::{self, NonBlockingStderr, SignalHold};
 use crate::model::device::ProbeRequest;
 use crate::model::selection::Patience;
@@ -54,8 +54,8 @@ pub fn main(argv: Vec<OsString>) -> Exit {
     match parsed {
         Ok(Invocation::Job(args)) => with_signals_held(|hold| job::run(&args, hold)),
         Ok(Invocation::Other(command)) => other(*command),
-        Err(Stop::Print(text)) => page(Ok(text), &mut io::stdout().lock()),
-        Err(Stop::Usage(line)) => {
+        Err(EarlyExit::Print(text)) => page(Ok(text), &mut io::stdout().lock()),
+        Err(EarlyExit::Usage(line)) => {
             Notices::new(false).error(&line);
             Exit::Usage
         }

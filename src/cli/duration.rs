@@ -1,4 +1,4 @@
-//! Owns the reading of durations (`500ms`, `1s`, `2h30m`, `10` = seconds). Never guesses a unit.
+//! Reads durations (`500ms`, `1s`, `2h30m`, `10` = seconds).
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum DurationError {
     /// Nothing was typed.
-    #[error("an empty duration")]
+    #[error("the duration is empty")]
     Empty,
     /// A sign in front.
-    #[error("a duration has no sign")]
+    #[error("a duration cannot have a sign")]
     Signed,
     /// Something other than numbers with units.
     #[error("not a duration: write 500ms, 10s, 2h30m, or a bare number of seconds")]
@@ -21,7 +21,7 @@ pub(crate) enum DurationError {
     #[error("units must go from the largest to the smallest, each once")]
     Order,
     /// Longer than 64 bits of nanoseconds: 584 years.
-    #[error("too long")]
+    #[error("too long: more than 584 years")]
     TooLong,
 }
 

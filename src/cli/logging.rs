@@ -139,7 +139,7 @@ impl LoggingArgs {
         let window = self.window.unwrap_or(Duration::from_secs(10).max(interval));
         if interval < Duration::from_millis(10) {
             return Err(format!(
-                "--interval {interval:?}: shorter than 10ms, the resolution of /proc's clock"
+                "--interval {interval:?}: must be at least 10ms, the resolution of /proc's clock"
             ));
         }
         if window < interval {
@@ -147,16 +147,14 @@ impl LoggingArgs {
         }
         let every_n_steps = self.every_n_steps.unwrap_or(50);
         if every_n_steps == 0 {
-            return Err("--every-n-steps 0: the number of steps per row is at least 1".to_owned());
+            return Err("--every-n-steps 0: must be at least 1".to_owned());
         }
         let tag = self.tag.clone().unwrap_or_else(|| "run".to_owned());
         if tag.is_empty() || tag.contains('/') || tag.chars().any(char::is_control) {
-            return Err(format!(
-                "--tag {tag:?}: a tag is not empty and has no '/' and no control characters"
-            ));
+            return Err(format!("--tag {tag:?}: must not be empty or contain '/' or control characters"));
         }
         if self.run.as_deref().is_some_and(|run| run.is_empty() || run.chars().any(char::is_control)) {
-            return Err("--run: the name is not empty and has no control characters".to_owned());
+            return Err("--run: must not be empty or contain control characters".to_owned());
         }
         Ok(Logging {
             targets: self.log.clone(),
@@ -194,7 +192,7 @@ fn chosen_metrics(words: &[String]) -> Result<Vec<MetricId>, String> {
         }
         if !known {
             return Err(format!(
-                "--metrics {word}: no metric or group is called {name:?}; 'gpurun metrics' lists them"
+                "--metrics {word}: there is no metric or group {name:?}; 'gpurun metrics' lists them"
             ));
         }
     }

@@ -44,7 +44,7 @@ impl LogArgs {
     /// What it means.
     ///
     /// # Errors
-    /// One line: a word is not `KEY=VALUE`, or its value is no finite number.
+    /// One line: a word is not `KEY=VALUE`, or its value is not a finite number.
     pub(crate) fn meaning(&self) -> Result<MarkRequest, String> {
         let values = self.values.iter().map(|word| scalar(word)).collect::<Result<_, _>>()?;
         Ok(MarkRequest::Log { values, step: self.step })
@@ -53,7 +53,7 @@ impl LogArgs {
 
 fn tag(name: &str) -> Result<String, String> {
     if name.is_empty() || name.contains('/') || name.chars().any(char::is_control) {
-        return Err(format!("{name:?}: a tag is not empty and has no '/' and no control characters"));
+        return Err(format!("tag {name:?}: must not be empty or contain '/' or control characters"));
     }
     Ok(name.to_owned())
 }

@@ -1,4 +1,4 @@
-//! Selection options, typed twice: exactly what was typed, then what it means, with every mistake in one line.
+//! The selection options: exactly what was typed, then what it means, with every mistake in one line.
 
 use std::time::Duration;
 
@@ -251,27 +251,65 @@ impl SelectionArgs {
     /// All mistakes, in one line.
     pub(crate) fn settings(&self, purpose: Purpose) -> Result<Settings, SelectionMistakes> {
         let mut mistakes = Mistakes::default();
-        let count = self.count(purpose, &mut mistakes);
-        let min_free_memory = mistakes.read("--min-free-memory", self.min_free_memory.as_ref(), parse_size);
-        let min_total_memory =
-            mistakes.read("--min-total-memory", self.min_total_memory.as_ref(), parse_size);
-        let max_gpu_utilization =
-            mistakes.read("--max-gpu-utilization", self.max_gpu_utilization.as_ref(), percent);
-        let max_memory_utilization =
-            mistakes.read("--max-memory-utilization", self.max_memory_utilization.as_ref(), percent);
-        let tolerance = mistakes.read("--tolerance", self.tolerance.as_ref(), percent).unwrap_or(0);
-        let max_processes = mistakes.read("--max-processes", self.max_processes.as_ref(), number);
-        let gpu_name = mistakes.read("--gpu-name", self.gpu_name.as_ref(), NamePattern::new);
-        let exclude = self
-            .exclude
-            .iter()
-            .filter_map(|typed| mistakes.read("--exclude", Some(typed), DeviceName::parse))
-            .collect();
-        let observe = mistakes.read("--observe", self.observe.as_ref(), positive_duration);
+        let settings = Settings {
+            constraints: self.constraints(purpose, &mut mistakes),
+            accounts: self.account_as_free.clone(),
+            candidates: self.candidates(purpose, &mut mistakes),
+            format: match self.format {
+                Some(FormatArg::Uuid) => NameFormat::Uuid,
+                Some(FormatArg::Index) | None => NameFormat::Index,
+            },
+            observe: mistakes.read("--observe", self.observe.as_ref(), positive_duration),
+            hold: self.hold(&mut mistakes),
+            patience: match &self.wait {
+                None => Patience::None,
+                Some(None) => Patience::Forever,
+                Some(typed) => mistakes
+                    .read("--wait", typed.as_ref(), parse_duration)
+                    .map_or(Patience::None, Patience::For),
+            },
+            explain: self.explain,
+            json: self.json,
+        };
+        if mistakes.0.is_empty() { Ok(settings) } else { Err(SelectionMistakes(mistakes.0.join("; "))) }
+    }
 
-        let candidates = match (&self.inherit, self.all_devices) {
+    /// What each GPU must satisfy, and how many are wanted.
+    fn constraints(&self, purpose: Purpose, mistakes: &mut Mistakes) -> Constraints {
+        Constraints {
+            count: self.count(purpose, mistakes),
+            min_free_memory: mistakes.read("--min-free-memory", self.min_free_memory.as_ref(), parse_size),
+            min_total_memory: mistakes.read("--min-total-memory", self.min_total_memory.as_ref(), parse_size),
+            max_gpu_utilization: mistakes.read(
+                "--max-gpu-utilization",
+                self.max_gpu_utilization.as_ref(),
+                percent,
+            ),
+            max_memory_utilization: mistakes.read(
+                "--max-memory-utilization",
+                self.max_memory_utilization.as_ref(),
+                percent,
+            ),
+            tolerance: mistakes.read("--tolerance", self.tolerance.as_ref(), percent).unwrap_or(0),
+            free_accounts: Vec::new(),
+            exclude: self
+                .exclude
+                .iter()
+                .filter_map(|typed| mistakes.read("--exclude", Some(typed), DeviceName::parse))
+                .collect(),
+            gpu_name: mistakes.read("--gpu-name", self.gpu_name.as_ref(), NamePattern::new),
+            idle: self.idle,
+            max_processes: mistakes.read("--max-processes", self.max_processes.as_ref(), number),
+            for_job: purpose == Purpose::Job,
+            sort: !self.no_sort,
+        }
+    }
+
+    /// From which GPUs to choose.
+    fn candidates(&self, purpose: Purpose, mistakes: &mut Mistakes) -> Candidates {
+        match (&self.inherit, self.all_devices) {
             (Some(_), true) => {
-                mistakes.note("--inherit and --all-devices contradict each other");
+                mistakes.note("--inherit cannot be used with --all-devices");
                 Candidates::All
             }
             (Some(Some(typed)), false) => Candidates::Named(typed.clone()),
@@ -281,59 +319,24 @@ impl SelectionArgs {
                 Purpose::Job => Candidates::Inherited,
                 Purpose::Select => Candidates::All,
             },
-        };
+        }
+    }
+
+    /// How the chosen GPUs are held.
+    fn hold(&self, mistakes: &mut Mistakes) -> Hold {
         let share = mistakes.read("--share", self.share.as_ref(), |typed| match number(typed) {
-            Ok(0) => Err("at least 1".to_owned()),
+            Ok(0) => Err("must be at least 1".to_owned()),
             other => other,
         });
-        let hold = match (share, self.no_lease) {
+        match (share, self.no_lease) {
             (Some(_), true) => {
-                mistakes.note("--share and --no-lease contradict each other");
+                mistakes.note("--share cannot be used with --no-lease");
                 Hold::None
             }
             (Some(1) | None, false) => Hold::Exclusive,
             (Some(slots), false) => Hold::Shared(slots),
             (None, true) => Hold::None,
-        };
-        let patience = match &self.wait {
-            None => Patience::None,
-            Some(None) => Patience::Forever,
-            Some(typed) => {
-                mistakes.read("--wait", typed.as_ref(), parse_duration).map_or(Patience::None, Patience::For)
-            }
-        };
-
-        if !mistakes.0.is_empty() {
-            return Err(SelectionMistakes(mistakes.0.join("; ")));
         }
-        Ok(Settings {
-            constraints: Constraints {
-                count,
-                min_free_memory,
-                min_total_memory,
-                max_gpu_utilization,
-                max_memory_utilization,
-                tolerance,
-                free_accounts: Vec::new(),
-                exclude,
-                gpu_name,
-                idle: self.idle,
-                max_processes,
-                for_job: purpose == Purpose::Job,
-                sort: !self.no_sort,
-            },
-            accounts: self.account_as_free.clone(),
-            candidates,
-            format: match self.format {
-                Some(FormatArg::Uuid) => NameFormat::Uuid,
-                Some(FormatArg::Index) | None => NameFormat::Index,
-            },
-            observe,
-            hold,
-            patience,
-            explain: self.explain,
-            json: self.json,
-        })
     }
 
     /// What is allowed and probably not meant: memory limits of a few bytes.
@@ -367,7 +370,7 @@ impl SelectionArgs {
         match max {
             Some(0) if purpose == Purpose::Job => {
                 mistakes.note(
-                    "a job that asks for GPUs needs at least one: leave the selection options out for none",
+                    "a job needs at least one GPU; for a job without GPUs leave the selection options out",
                 );
             }
             Some(max) if min > max => {
@@ -383,7 +386,7 @@ impl SelectionArgs {
 fn number(typed: &str) -> Result<u32, String> {
     let typed = typed.trim();
     if typed.is_empty() || !typed.bytes().all(|b| b.is_ascii_digit()) {
-        return Err("not a whole number from 0 on".to_owned());
+        return Err("must be a whole number, 0 or more".to_owned());
     }
     typed.parse().map_err(|_| "too large".to_owned())
 }
@@ -391,7 +394,7 @@ fn number(typed: &str) -> Result<u32, String> {
 /// A whole percentage; more than 100 is allowed, as a limit that everything keeps.
 fn percent(typed: &str) -> Result<u32, String> {
     match typed.trim().strip_suffix('%') {
-        Some(_) => Err("write the number of percent without the sign".to_owned()),
+        Some(_) => Err("write the percentage without '%'".to_owned()),
         None => number(typed),
     }
 }
@@ -399,7 +402,7 @@ fn percent(typed: &str) -> Result<u32, String> {
 /// A duration that takes some time.
 fn positive_duration(typed: &str) -> Result<Duration, String> {
     match parse_duration(typed) {
-        Ok(Duration::ZERO) => Err("more than nothing".to_owned()),
+        Ok(Duration::ZERO) => Err("must be longer than 0".to_owned()),
         other => other.map_err(|error| error.to_string()),
     }
 }
@@ -466,15 +469,20 @@ mod tests {
     #[test]
     fn all_mistakes_stand_in_one_line() {
         let line = job("-f 5X -G 50% -n 0 --exclude foo --share 0 --wait 1y --gpu-name (").unwrap_err();
-        assert!(!line.contains('\n') || line.contains("--gpu-name"), "{line}");
-        for part in
-            ["--min-free-memory", "--max-gpu-utilization", "at least one", "--exclude", "--share", "--wait"]
-        {
+        assert!(!line.contains('\n'), "{line}");
+        for part in [
+            "--min-free-memory",
+            "--max-gpu-utilization",
+            "at least one GPU",
+            "--exclude",
+            "--share",
+            "--wait",
+        ] {
             assert!(line.contains(part), "{part} in {line}");
         }
         assert_eq!(job("-c 2 -C 1").unwrap_err(), "--min-count 2 is more than --max-count 1");
-        assert!(job("--share 2 --no-lease").unwrap_err().contains("contradict"));
-        assert!(job("-i 0 --all-devices").unwrap_err().contains("contradict"));
+        assert_eq!(job("--share 2 --no-lease").unwrap_err(), "--share cannot be used with --no-lease");
+        assert_eq!(job("-i 0 --all-devices").unwrap_err(), "--inherit cannot be used with --all-devices");
         assert!(job("--observe 0s").is_err());
         assert!(Line::try_parse_from(["gpurun", "-c", "-1"]).is_err());
     }
