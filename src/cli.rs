@@ -1,4 +1,5 @@
-//! What was typed, then what it means; the exit-code table. Never touches a GPU, never spawns.
+//! The command line: what was typed, then what it means; help and manual pages; the exit-code table. Never touches a GPU,
+//! never spawns.
 
 use std::ffi::OsString;
 
@@ -41,7 +42,7 @@ impl Invocation {
     }
 }
 
-/// What to do with a command line that is no invocation.
+/// Why nothing is run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EarlyExit {
     /// `--help`, `--version`: text for standard output, success.
@@ -59,7 +60,7 @@ pub(crate) fn parse(argv: Vec<OsString>) -> Result<Invocation, EarlyExit> {
         .and_then(|matches| Cli::from_arg_matches(&matches))
         .map_err(|error| match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => EarlyExit::Print(error.to_string()),
-            _ => EarlyExit::Usage(mistake::line(&error, &argv)),
+            _ => EarlyExit::Usage(mistake::explain(&error, &argv)),
         })?;
     if let Some(command) = cli.command {
         return Ok(Invocation::Other(Box::new(command)));

@@ -177,7 +177,10 @@ fn commands(page: &mut Roff, command: &Command, have_pages: bool) {
 fn exit_status(page: &mut Roff, name: Option<&str>) {
     page.control("SH", ["EXIT STATUS"]);
     if name.is_none() {
-        page.text([roman(format!("{JOB_STATUS} As the first process of a container, gpurun exits with 128 + the number of the signal instead. Otherwise:"))]);
+        page.text([roman(format!(
+            "{JOB_STATUS} As the first process of a container, gpurun exits with 128 + the number of the signal \
+             instead. Otherwise:"
+        ))]);
     }
     for (exit, meaning) in exit::statuses(name) {
         page.control("TP", []);

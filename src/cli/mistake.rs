@@ -16,49 +16,44 @@ use crate::model::selection::DeviceName;
 const COUNTS: &[&str] = &["-g", "--gpu", "--gpus", "--ngpus", "--num-gpus", "--num_gpus", "--gpu-count"];
 
 /// The line for a command line that clap refused.
-pub(super) fn line(error: &clap::Error, argv: &[OsString]) -> String {
-    let own: Vec<String> = argv
-        .iter()
-        .skip(1)
-        .take_while(|word| *word != "--")
-        .map(|word| word.to_string_lossy().into_owned())
-        .collect();
+pub(super) fn explain(error: &clap::Error, argv: &[OsString]) -> String {
+    let before_job = argv.iter().skip(1).take_while(|word| *word != "--");
     match error.kind() {
         ErrorKind::InvalidUtf8 => {
-            let mut words = argv.iter().skip(1).take_while(|word| *word != "--");
-            if let Some(word) = words.find(|word| word.to_str().is_none()) {
+            if let Some(word) = before_job.clone().find(|word| word.to_str().is_none()) {
                 return format!("{word:?} is not UTF-8");
             }
         }
         ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => {
-            if let Some(typed) = Typed::new(error, own, argv.iter().any(|word| word == "--")) {
-                return typed.unknown();
+            let words = before_job.map(|word| word.to_string_lossy().into_owned()).collect();
+            if let Some(unknown) = Unknown::find(error, words, argv.iter().any(|word| word == "--")) {
+                return unknown.explain();
             }
         }
         _ => {}
     }
-    joined(&error.to_string())
+    in_one_line(&error.to_string())
 }
 
 /// The line for words that stand where only options can: without `--` they are meant to be the job.
 ///
 /// `first` is the number of the job's first word.
-fn job_line(own: &[String], first: usize) -> String {
-    let (options, job) = own.split_at(first);
+fn job_line(words: &[String], first: usize) -> String {
+    let (options, job) = words.split_at(first);
     let options = if options.is_empty() { "[OPTIONS]".to_owned() } else { quoted(options) };
     format!("to run a job, put it after --: gpurun {options} -- {}", quoted(job))
 }
 
 /// The line for a job that an option with an optional value has taken as its value, as in `--wait ./train.sh`.
 pub(super) fn taken_as_value(argv: &[OsString]) -> Option<String> {
-    let own: Vec<String> = argv.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
-    let first = (1..own.len()).find(|&at| is_taken_by_mistake(&own, at))?;
-    Some(job_line(&own, first))
+    let words: Vec<String> = argv.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let first = (1..words.len()).find(|&at| is_taken_by_mistake(&words, at))?;
+    Some(job_line(&words, first))
 }
 
 /// Whether word `at` follows an option with an optional value, and cannot be that value.
-fn is_taken_by_mistake(own: &[String], at: usize) -> bool {
-    let (Some(option), Some(word)) = (at.checked_sub(1).and_then(|before| own.get(before)), own.get(at))
+fn is_taken_by_mistake(words: &[String], at: usize) -> bool {
+    let (Some(option), Some(word)) = (at.checked_sub(1).and_then(|before| words.get(before)), words.get(at))
     else {
         return false;
     };
@@ -71,31 +66,31 @@ fn is_taken_by_mistake(own: &[String], at: usize) -> bool {
 }
 
 /// A word that the grammar does not know, and where it stands.
-struct Typed {
-    /// The words before `--`.
-    own: Vec<String>,
-    /// Number of the unknown word.
+struct Unknown {
+    /// The word as clap names it: an option without its value.
+    word: String,
+    /// All words before `--`.
+    words: Vec<String>,
+    /// Number of the unknown word among them.
     at: usize,
-    /// The unknown word as clap names it: an option without its value.
-    unknown: String,
     /// Whether there is a `--`.
-    separated: bool,
+    has_separator: bool,
     /// The grammar of the whole program.
     root: Command,
 }
 
-impl Typed {
-    fn new(error: &clap::Error, own: Vec<String>, separated: bool) -> Option<Self> {
-        let unknown = unknown_word(error)?;
+impl Unknown {
+    fn find(error: &clap::Error, words: Vec<String>, has_separator: bool) -> Option<Self> {
+        let word = unknown_word(error)?;
         let root = help::command(false);
         // The same word may stand earlier as the value of an option: the first part of the line that fails by this
         // word ends with it.
         let refused = |end: usize| {
-            let words = std::iter::once("gpurun").chain(own.iter().take(end).map(String::as_str));
-            root.clone().try_get_matches_from(words).err().and_then(|error| unknown_word(&error))
+            let part = std::iter::once("gpurun").chain(words.iter().take(end).map(String::as_str));
+            root.clone().try_get_matches_from(part).err().and_then(|error| unknown_word(&error))
         };
-        let at = (1..=own.len()).find(|&end| refused(end).as_ref() == Some(&unknown))? - 1;
-        Some(Self { own, at, unknown, separated, root })
+        let at = (1..=words.len()).find(|&end| refused(end).as_ref() == Some(&word))? - 1;
+        Some(Self { word, words, at, has_separator, root })
     }
 
     /// The subcommand that was typed, or the whole program.
@@ -104,7 +99,7 @@ impl Typed {
     }
 
     fn subcommand(&self) -> Option<&Command> {
-        self.root.find_subcommand(self.own.first().filter(|_| self.at > 0)?)
+        self.root.find_subcommand(self.words.first().filter(|_| self.at > 0)?)
     }
 
     /// `gpurun` or `gpurun select`.
@@ -113,12 +108,12 @@ impl Typed {
             .map_or_else(|| "gpurun".to_owned(), |command| format!("gpurun {}", command.get_name()))
     }
 
-    fn unknown(&self) -> String {
-        if self.unknown.starts_with('-') { self.unknown_option() } else { self.unknown_word() }
+    fn explain(&self) -> String {
+        if self.word.starts_with('-') { self.explain_option() } else { self.explain_word() }
     }
 
-    fn unknown_option(&self) -> String {
-        let option = &self.unknown;
+    fn explain_option(&self) -> String {
+        let option = &self.word;
         if COUNTS.contains(&option.as_str())
             && self.command().get_arguments().any(|arg| arg.get_id() == "count")
         {
@@ -135,7 +130,7 @@ impl Typed {
             .collect();
         // `-log` is read as -l -o -g.
         let typed =
-            self.own.get(self.at).map(|word| word.split('=').next().unwrap_or(word)).unwrap_or(option);
+            self.words.get(self.at).map(|word| word.split('=').next().unwrap_or(word)).unwrap_or(option);
         let typed = if typed.starts_with("--") { typed.to_owned() } else { format!("-{typed}") };
         match near(&typed, options.iter().map(String::as_str)) {
             Some(known) => format!("there is no option '{option}'; did you mean '{known}'?"),
@@ -145,16 +140,16 @@ impl Typed {
 
     /// The value of the unknown option: after `=`, or the next word.
     fn value(&self) -> Option<String> {
-        let word = self.own.get(self.at)?;
+        let word = self.words.get(self.at)?;
         match word.split_once('=') {
             Some((_, value)) => Some(value.to_owned()),
-            None if word.len() > self.unknown.len() => word.get(self.unknown.len()..).map(str::to_owned),
-            None => self.own.get(self.at + 1).cloned(),
+            None if word.len() > self.word.len() => word.get(self.word.len()..).map(str::to_owned),
+            None => self.words.get(self.at + 1).cloned(),
         }
     }
 
-    fn unknown_word(&self) -> String {
-        let word = &self.unknown;
+    fn explain_word(&self) -> String {
+        let word = &self.word;
         if let Some(line) = self.divided_value() {
             return line;
         }
@@ -165,16 +160,20 @@ impl Typed {
             };
         }
         if self.root.find_subcommand(word).is_some() {
-            let (before, rest) = self.own.split_at(self.at);
+            let (before, rest) = self.words.split_at(self.at);
             let options: Vec<String> = before.iter().chain(rest.iter().skip(1)).cloned().collect();
             return format!("options go after the command: gpurun {word} {}", quoted(&options));
         }
-        let taken = self.at.checked_sub(1).filter(|before| is_taken_by_mistake(&self.own, *before));
-        let job = job_line(&self.own, taken.unwrap_or(self.at));
+        let taken = self.at.checked_sub(1).filter(|before| is_taken_by_mistake(&self.words, *before));
+        let job = job_line(&self.words, taken.unwrap_or(self.at));
         match near(word, self.root.get_subcommands().map(Command::get_name)) {
-            Some(known) if self.separated => format!("there is no command '{word}'; did you mean '{known}'?"),
-            Some(known) => format!("there is no command '{word}'; did you mean '{known}'? ({job})"),
-            None if self.separated => {
+            Some(known) if self.has_separator => {
+                format!("there is no command '{word}'; did you mean '{known}'?")
+            }
+            Some(known) => {
+                format!("there is no command '{word}'; did you mean '{known}'? (a job goes after --)")
+            }
+            None if self.has_separator => {
                 format!("unexpected '{word}' before --: only options go there, the job goes after --")
             }
             None => job,
@@ -185,7 +184,7 @@ impl Typed {
     fn divided_value(&self) -> Option<String> {
         let (option, arg, value) = self.option_before()?;
         let rest: Vec<&str> = self
-            .own
+            .words
             .iter()
             .skip(self.at)
             .map(String::as_str)
@@ -214,7 +213,7 @@ impl Typed {
 
     /// The option whose value stands just before the unknown word, as typed, and that value.
     fn option_before(&self) -> Option<(String, &Arg, String)> {
-        let before = self.own.get(self.at.checked_sub(1)?)?;
+        let before = self.words.get(self.at.checked_sub(1)?)?;
         let find = |name: &str| {
             self.command().get_arguments().find(|arg| match name.strip_prefix("--") {
                 Some(long) => arg.get_long_and_visible_aliases().is_some_and(|all| all.contains(&long)),
@@ -222,7 +221,7 @@ impl Typed {
             })
         };
         if !before.starts_with('-') {
-            let option = self.own.get(self.at.checked_sub(2)?)?;
+            let option = self.words.get(self.at.checked_sub(2)?)?;
             return Some((option.clone(), find(option)?, before.clone()));
         }
         let (option, value) = match before.split_once('=') {
@@ -283,7 +282,7 @@ fn quoted(words: &[String]) -> String {
 }
 
 /// clap's text in one line, without its usage and advice: to put a value after -- would make a job of it here.
-fn joined(text: &str) -> String {
+fn in_one_line(text: &str) -> String {
     let mut parts =
         text.lines().take_while(|line| !line.starts_with("Usage:")).map(str::trim).filter(|line| {
             !line.is_empty() && !line.starts_with("For more information") && !line.starts_with("tip:")
