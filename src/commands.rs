@@ -3,12 +3,10 @@
 use std::ffi::OsString;
 use std::io::{self, StdoutLock, Write as _};
 
-use clap::CommandFactory;
-
-use crate::cli::args::{Cli, Command, ExportArgs};
+use crate::cli::args::{Command, ExportArgs};
 use crate::cli::exit::Exit;
 use crate::cli::logging::LayoutArg;
-use crate::cli::{self, Invocation, Stop};
+use crate::cli::{self, EarlyExit, Invocation};
 use crate::selection::flow::{self, CUDA_ORDER_COMMAND};
 use crate::sys::notice::Notices;
 use crate::sys::stderr::NonBlockingStderr;
@@ -38,13 +36,15 @@ pub fn main(argv: Vec<OsString>) -> u8 {
     if argv.get(1).is_some_and(|word| word == CUDA_ORDER_COMMAND) {
         return cuda_order::print(&mut io::stdout().lock(), &mut NonBlockingStderr::new()).code();
     }
-    let exit = match cli::parse(argv) {
+    let parsed = cli::parse(argv);
+    for line in parsed.iter().flat_map(Invocation::warnings) {
+        Notices::new(false).say(&line);
+    }
+    let exit = match parsed {
         Ok(Invocation::Job(args)) => return run::run(*args),
         Ok(Invocation::Other(command)) => other(*command),
-        Err(Stop::Print(text)) => {
-            printed(io::stdout().lock().write_all(text.as_bytes()), &Notices::new(false))
-        }
-        Err(Stop::Usage(line)) => {
+        Err(EarlyExit::Print(text)) => page(Ok(text), &mut io::stdout().lock()),
+        Err(EarlyExit::Usage(line)) => {
             Notices::new(false).error(&line);
             Exit::Usage
         }
@@ -72,10 +72,11 @@ fn other(command: Command) -> Exit {
         Command::Metrics(args) => printed(catalogue::run(&args, &mut out), &notices()),
         Command::Completions(args) => {
             let mut script = Vec::new();
-            clap_complete::generate(args.shell, &mut Cli::command(), "gpurun", &mut script);
+            clap_complete::generate(args.shell, &mut cli::help::command(false), "gpurun", &mut script);
             printed(out.write_all(&script), &notices())
         }
-        Command::Man => printed(clap_mangen::Man::new(Cli::command()).render(&mut out), &notices()),
+        Command::Man(args) => page(cli::man::page(args.command.as_deref()), &mut out),
+        Command::Help(args) => page(cli::help::page(&args.command), &mut out),
         Command::Recover(args) => {
             match recover::recover(&args.paths, &mut out, &mut NonBlockingStderr::new()) {
                 Ok(outcome) if outcome.failed == 0 => Exit::Ok,
@@ -92,6 +93,18 @@ fn other(command: Command) -> Exit {
         Command::Tag(args) => mark::run(args.meaning(), &notices()),
         Command::Step(args) => mark::run(Ok(args.meaning()), &notices()),
         Command::Log(args) => mark::run(args.meaning(), &notices()),
+    }
+}
+
+/// Prints a page, or why there is none.
+fn page(page: Result<String, String>, out: &mut dyn io::Write) -> Exit {
+    let notices = Notices::new(false);
+    match page {
+        Ok(page) => printed(writeln!(out, "{}", page.trim_end()), &notices),
+        Err(line) => {
+            notices.error(&line);
+            Exit::Usage
+        }
     }
 }
 

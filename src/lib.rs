@@ -17,7 +17,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("gpurun runs on Linux only: it follows jobs through /proc and signalfd");
 
-pub mod cli;
+pub(crate) mod cli;
 pub mod collectors;
 pub mod commands;
 pub mod control;

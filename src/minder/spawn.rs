@@ -27,12 +27,14 @@ pub(super) struct JobCommand {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LaunchError {
     /// No file of that name (127).
-    #[error("cannot run `{command}`: {place}")]
+    #[error("cannot run `{command}`: {place}{advice}")]
     NotFound {
         /// The command as typed.
         command: String,
         /// Where it was looked for.
         place: &'static str,
+        /// What to type instead, where the command tells; may be empty.
+        advice: String,
     },
     /// There is a file, but the kernel does not run it (126).
     #[error("cannot run `{path}`: {reason}")]
@@ -86,11 +88,11 @@ const SHELL: &CStr = c"/bin/sh";
 impl Prepared {
     fn new(command: &JobCommand) -> Result<Prepared, LaunchError> {
         // As in a shell: a command without a name is one that is not found.
-        let name = command
-            .argv
-            .first()
-            .filter(|n| !n.is_empty())
-            .ok_or_else(|| LaunchError::NotFound { command: String::new(), place: "the name is empty" })?;
+        let name = command.argv.first().filter(|n| !n.is_empty()).ok_or_else(|| LaunchError::NotFound {
+            command: String::new(),
+            place: "the name is empty",
+            advice: String::new(),
+        })?;
         let mut strings = Vec::with_capacity(command.argv.len() + command.env.len());
         for arg in &command.argv {
             strings.push(c_string(arg.as_bytes(), "an argument")?);
@@ -327,7 +329,7 @@ fn explain(errno: i32, candidate: u32, command: &JobCommand, candidates: &[CStri
             return LaunchError::CannotExecute { path: file.to_string_lossy().into_owned(), reason };
         }
         let place = if name.contains('/') { "no such file or directory" } else { "no such command in PATH" };
-        return LaunchError::NotFound { command: name, place };
+        return LaunchError::NotFound { command: name, place, advice: advice(&command.argv) };
     }
     let reason = match errno {
         libc::EACCES if Path::new(&tried).is_dir() => "it is a directory".to_owned(),
@@ -336,6 +338,25 @@ fn explain(errno: i32, candidate: u32, command: &JobCommand, candidates: &[CStri
         other => io::Error::from_raw_os_error(other).to_string(),
     };
     LaunchError::CannotExecute { path: tried.to_string_lossy().into_owned(), reason }
+}
+
+/// What to type instead of a command that is not found: variables before a command, and a command line in quotes, are
+/// read by a shell only.
+fn advice(argv: &[OsString]) -> String {
+    let words: Vec<_> = argv.iter().map(|word| word.to_string_lossy()).collect();
+    let Some(name) = words.first() else { return String::new() };
+    let is_assignment = name.split_once('=').is_some_and(|(key, _)| {
+        !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    });
+    match words.len() {
+        1 if !name.trim().contains(char::is_whitespace) => String::new(),
+        1 if name.contains(['|', '&', ';', '<', '>', '$', '*']) => {
+            format!("; to run a shell command, write -- sh -c '{name}'")
+        }
+        1 => format!("; the quotes make it one word, write -- {}", name.trim()),
+        _ if is_assignment => format!("; to set a variable, write -- env {}", words.join(" ")),
+        _ => String::new(),
+    }
 }
 
 /// Names the interpreter that a script or program asks for and that is not there.

@@ -40,7 +40,7 @@ pub(super) const LAST_MARKS: Duration = Duration::from_millis(200);
 const LEFT_BEHIND: Duration = Duration::from_secs(2);
 
 /// What the sidecar is to do.
-pub struct Setup {
+pub(crate) struct Setup {
     /// The logging options as meant.
     pub logging: Logging,
     /// The job's command line.
@@ -54,7 +54,7 @@ pub struct Setup {
 }
 
 /// The whole life of a sidecar whose parent is the minder of a job; its exit status.
-pub fn run(setup: &Setup, link: SidecarEnd) -> u8 {
+pub(crate) fn run(setup: &Setup, link: SidecarEnd) -> u8 {
     let minder = parent_id();
     let Ok(link) = process::enter(link, minder) else { return Exit::OwnFailure.code() };
     let notices = Notices::new(setup.quiet);

@@ -21,7 +21,7 @@ use crate::sys::signals::SignalSource;
 use crate::sys::{clock, descriptors, limits};
 
 /// What is recorded.
-pub struct Recording {
+pub(crate) struct Recording {
     /// The logging options as meant.
     pub logging: Logging,
     /// The trees that are followed; none: every GPU process of the host.
@@ -35,7 +35,7 @@ pub struct Recording {
 }
 
 /// Records; the exit status.
-pub fn run(recording: &Recording) -> Exit {
+pub(crate) fn run(recording: &Recording) -> Exit {
     let done = record(recording).map_or_else(
         |refusal| {
             refusal.lines.iter().for_each(|line| recording.notices.error(line));

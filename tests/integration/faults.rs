@@ -237,7 +237,7 @@ fn a_directory_that_the_job_deletes_comes_back_with_every_row() {
     fs::create_dir(&logs).unwrap();
     let log = logs.join("m.csv");
     let mut command = gpurun(dir.path(), &FAST);
-    for target in [&log, &logs.join("m.parquet"), &logs.join("tb")] {
+    for target in [&log, &logs.join("m.parquet"), &logs.join("tb/")] {
         command.arg("--log").arg(target);
     }
     let script = "until [ -s \"$0/m.csv\" ]; do sleep 0.02; done; rm -rf \"$0\"; echo out; exit 4";
