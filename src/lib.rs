@@ -26,6 +26,8 @@ pub mod sampling;
 pub mod selection;
 pub mod summary;
 pub mod supervisor;
+#[cfg(test)]
+mod tests;
 pub mod windowing;
 pub mod writers;
 

@@ -13,6 +13,9 @@ pub mod tree;
 
 pub use deadline::{Deadlines, Due};
 pub use registry::SeriesChange;
-pub use sampler::{Live, Sampler};
+pub use sampler::Sampler;
 pub use settings::{Notice, ProcessDetail, SamplerSettings, SamplingError, TreeRoot};
 pub use tree::ReapedUsage;
+
+#[cfg(test)]
+mod tests;
