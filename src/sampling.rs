@@ -17,5 +17,8 @@ pub use sampler::Sampler;
 pub use settings::{Notice, ProcessDetail, SamplerSettings, SamplingError, TreeRoot};
 pub use tree::ReapedUsage;
 
+/// Bytes of a MiB.
+const MIB: f64 = 1_048_576.0;
+
 #[cfg(test)]
 mod tests;

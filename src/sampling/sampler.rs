@@ -8,6 +8,7 @@ mod pss;
 
 use std::sync::Arc;
 
+use super::MIB;
 use super::attribution::PidMatch;
 use super::deadline::Due;
 use super::frame::GpuFrame;
@@ -30,8 +31,6 @@ use crate::model::time::Mono;
 use devices::DeviceSeries;
 use processes::ProcessTable;
 use pss::PssRound;
-
-const MIB: f64 = (1u64 << 20) as f64;
 
 fn known(value: Option<f64>) -> Reading {
     value.map_or(Reading::Missing, Reading::Value)

@@ -1,9 +1,10 @@
 //! The values of the job as a whole.
 
-use super::{MIB, Sampler, known};
+use super::{Sampler, known};
 use crate::model::metric::MetricId;
 use crate::model::reading::Reading;
 use crate::model::sample::Sample;
+use crate::sampling::MIB;
 use crate::sampling::attribution::PidMatch;
 use crate::sampling::settings::TreeRoot;
 

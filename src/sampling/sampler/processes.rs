@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use super::{MIB, Sampler, known};
+use super::{Sampler, known};
 use crate::collectors::own;
 use crate::model::id::SeriesId;
 use crate::model::metric::MetricId;
 use crate::model::reading::Reading;
 use crate::model::sample::Sample;
 use crate::model::series::ProcessIdentity;
+use crate::sampling::MIB;
 use crate::sampling::attribution;
 use crate::sampling::frame::{DeviceFrame, GpuFrame};
 use crate::sampling::registry::SeriesChange;

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use super::{MIB, Sampler};
+use super::Sampler;
 use crate::collectors::clock;
 use crate::collectors::procfs::file::FileError;
 use crate::model::metric::MetricId;
 use crate::model::reading::Reading;
 use crate::model::sample::Sample;
 use crate::model::time::Mono;
+use crate::sampling::MIB;
 
 /// A running read of all processes: some in each sample.
 #[derive(Debug, Default)]

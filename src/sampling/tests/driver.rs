@@ -201,7 +201,7 @@ fn slices_have_their_own_memory_and_the_parent_has_the_rest() {
 
             let devices: Vec<_> = nvml.identities().unwrap().into_iter().take(2).map(Arc::new).collect();
             stage.calls();
-            let mut reader = GpuReader::start(nvml, devices, settings()).unwrap();
+            let mut reader = GpuReader::launch(move || Ok((nvml, devices)), settings()).unwrap();
             let followed = reader.ready(PATIENCE).unwrap().unwrap();
             let roles: Vec<_> = followed.iter().map(|one| one.role).collect();
             assert_eq!(roles, [Role::Slice, Role::Slice, Role::Parent]);

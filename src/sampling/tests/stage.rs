@@ -128,7 +128,7 @@ pub(super) fn settings() -> GpuSettings {
 /// A reader of every device, in NVML's order.
 pub(super) fn reader(nvml: Nvml, settings: GpuSettings) -> GpuReader {
     let devices: Vec<Arc<DeviceIdentity>> = nvml.identities().unwrap().into_iter().map(Arc::new).collect();
-    let mut reader = GpuReader::start(nvml, devices, settings).unwrap();
+    let mut reader = GpuReader::launch(move || Ok((nvml, devices)), settings).unwrap();
     reader.ready(PATIENCE).unwrap().unwrap();
     reader
 }
