@@ -8,6 +8,7 @@
 //! supervisor: the one event loop that wires them; sees every room
 //! collectors: the machine's edge (NVML, /proc, cgroup): reads in, values out
 //! control:    the job's socket: messages in, replies out
+//! sys:        clocks, limits, users and the like, for every room
 //! model:      vocabulary; imports nothing of ours, does no I/O
 //! ```
 //!
@@ -26,6 +27,7 @@ pub mod sampling;
 pub mod selection;
 pub mod summary;
 pub mod supervisor;
+pub mod sys;
 #[cfg(test)]
 mod tests;
 pub mod windowing;

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use super::inherited::inherited;
 use super::origin::{NotForwarded, Origin, Situation, decide};
 use super::signals::{SignalSet, SignalSource, set_default, set_disposition};
-use super::tree::{self, Held, KillReport, Leftover, Stat};
+use super::tree::{self, Held, KillReport, Leftover};
 use crate::model::run::JobExit;
+use crate::sys::stat::Stat;
 
 /// What a dead child leaves to read, from `wait4`.
 #[derive(Clone, Copy, Debug, PartialEq)]

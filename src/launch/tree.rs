@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use crate::sys::stat::Stat;
+
 /// A process of the job that outlived the main one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftover {
@@ -26,35 +28,6 @@ pub struct KillReport {
     pub survivors: usize,
 }
 
-/// The few fields of `/proc/PID/stat` that decide about a tree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stat {
-    pub(super) state: u8,
-    pub(super) parent: i32,
-    pub(super) start_ticks: u64,
-}
-
-impl Stat {
-    pub(super) fn read(pid: i32) -> Option<Stat> {
-        Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
-    }
-
-    /// The name in the second field may hold anything, also `)`: the fields start after the last one.
-    fn parse(line: &[u8]) -> Option<Stat> {
-        let end = line.iter().rposition(|b| *b == b')')?;
-        let rest = std::str::from_utf8(line.get(end + 1..)?).ok()?;
-        let mut fields = rest.split_ascii_whitespace();
-        let state = *fields.next()?.as_bytes().first()?;
-        let parent = fields.next()?.parse().ok()?;
-        let start_ticks = fields.nth(17)?.parse().ok()?;
-        Some(Stat { state, parent, start_ticks })
-    }
-
-    fn is_dead(self) -> bool {
-        matches!(self.state, b'Z' | b'X')
-    }
-}
-
 /// Name of a process (`comm`), also of a zombie.
 pub(super) fn name(pid: i32) -> Option<String> {
     let mut bytes = fs::read(format!("/proc/{pid}/comm")).ok()?;
@@ -75,7 +48,7 @@ pub(super) fn descends(pid: i32, ancestor: i32) -> Option<bool> {
         if at <= 1 {
             return Some(false);
         }
-        at = Stat::read(at)?.parent;
+        at = Stat::read(at)?.ppid;
     }
     None
 }
@@ -112,7 +85,7 @@ fn children(pid: i32) -> Vec<i32> {
     if !listed && fs::metadata("/proc/self/task").is_ok() && !has_children_lists() {
         for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
             let other = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok());
-            found.extend(other.filter(|o| Stat::read(*o).is_some_and(|s| s.parent == pid)));
+            found.extend(other.filter(|o| Stat::read(*o).is_some_and(|s| s.ppid == pid)));
         }
     }
     found
@@ -132,7 +105,7 @@ pub(super) fn descendants(root: i32, except: &[i32]) -> Vec<i32> {
                 continue;
             }
             queue.push_back(child);
-            if Stat::read(child).is_some_and(|s| !s.is_dead()) {
+            if Stat::read(child).is_some_and(|s| !s.has_ended()) {
                 found.push(child);
             }
         }
@@ -142,7 +115,7 @@ pub(super) fn descendants(root: i32, except: &[i32]) -> Vec<i32> {
 
 /// Describes a process, if it is still alive.
 pub(super) fn leftover(pid: i32) -> Option<Leftover> {
-    let stat = Stat::read(pid).filter(|s| !s.is_dead())?;
+    let stat = Stat::read(pid).filter(|s| !s.has_ended())?;
     let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words: Vec<_> =
         cmdline.split(|b| *b == 0).filter(|w| !w.is_empty()).map(String::from_utf8_lossy).collect();
@@ -171,13 +144,13 @@ impl Held {
         // SAFETY: just opened, nobody else owns it.
         let fd = fd.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
         // Asked after the descriptor was opened: if it still descends from us now, it is the right one.
-        let stat = Stat::read(pid).filter(|s| !s.is_dead())?;
+        let stat = Stat::read(pid).filter(|s| !s.has_ended())?;
         (descends(pid, root) == Some(true)).then_some(Held { pid, start_ticks: stat.start_ticks, fd })
     }
 
     /// Whether it still runs.
     pub(super) fn alive(&self) -> bool {
-        Stat::read(self.pid).is_some_and(|s| s.start_ticks == self.start_ticks && !s.is_dead())
+        Stat::read(self.pid).is_some_and(|s| s.start_ticks == self.start_ticks && !s.has_ended())
     }
 
     /// Sends a signal; kernels before 5.3 have no such descriptors and get a checked `kill`.
@@ -200,20 +173,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_with_brackets_do_not_confuse() {
-        let line = b"12 (a) R 1 ) (b) S 34 5 6 0 -1 4 1 2 3 4 5 6 7 8 20 0 1 0 98765 11 22";
-        assert_eq!(Stat::parse(line), Some(Stat { state: b'S', parent: 34, start_ticks: 98765 }));
-        assert_eq!(Stat::parse(b""), None);
-        assert_eq!(Stat::parse(b"12 (x"), None);
-    }
-
-    #[test]
     fn this_process_descends_from_itself_and_not_from_a_stranger() {
         let own = i32::try_from(std::process::id()).unwrap();
         assert_eq!(descends(own, own), Some(true));
         assert_eq!(descends(own, i32::MAX), Some(false));
         assert_eq!(descends(i32::MAX, own), None);
-        let parent = Stat::read(own).unwrap().parent;
+        let parent = Stat::read(own).unwrap().ppid;
         assert_eq!(descends(own, parent), Some(true));
     }
 

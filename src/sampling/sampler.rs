@@ -15,9 +15,7 @@ use super::frame::GpuFrame;
 use super::registry::{Registry, SeriesChange};
 use super::settings::{Notice, SamplerSettings, SamplingError, TreeRoot};
 use super::tree::{ReapedUsage, Tree};
-use crate::collectors::clock;
 use crate::collectors::host::HostReader;
-use crate::collectors::own;
 use crate::collectors::procfs::file::{Buffer, KernelFile};
 use crate::collectors::procfs::parse;
 use crate::model::device::DeviceIdentity;
@@ -27,6 +25,7 @@ use crate::model::reading::Reading;
 use crate::model::sample::Sample;
 use crate::model::series::{ProcessIdentity, SeriesInfo};
 use crate::model::time::Mono;
+use crate::sys::{clock, limits};
 
 use devices::DeviceSeries;
 use processes::ProcessTable;
@@ -92,11 +91,11 @@ impl Sampler {
     /// Takes no sample.
     pub fn new(settings: SamplerSettings) -> Result<Self, SamplingError> {
         let descriptors = settings.descriptors.unwrap_or_else(|| {
-            let limit = own::descriptor_limit();
+            let limit = limits::descriptors();
             limit.saturating_sub(256).max(limit / 2).min(16_384)
         });
         let tree = Tree::new(&settings.proc_root, settings.root.clone(), descriptors)?;
-        let ticks_per_second = own::ticks_per_second();
+        let ticks_per_second = clock::ticks_per_second();
         let host = HostReader::new(&settings.proc_root, &settings.cgroup_root, ticks_per_second);
         let mut sampler = Self {
             pid_match: PidMatch::of_self(&settings.proc_root),
@@ -251,7 +250,7 @@ impl Sampler {
         let minder = self.tree.minder();
         let minder_rss = minder.map_or(Some(0), |minder| minder.rss);
         let rss = memory.zip(minder_rss).map(|(own, minder)| (own.resident + minder) as f64);
-        let cpu = clock::own_cpu_seconds() + minder.map_or(0.0, |minder| minder.cpu_seconds);
+        let cpu = clock::own_cpu().as_secs_f64() + minder.map_or(0.0, |minder| minder.cpu_seconds);
         let whole = &self.whole;
         whole.push(MetricId::GpurunCpuPercent, Reading::Value(100.0 * cpu), out);
         whole.push(MetricId::GpurunMemoryRss, known(rss.map(|bytes| bytes / MIB)), out);

@@ -7,7 +7,6 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use crate::cli::exit::Exit;
-use crate::collectors::users;
 use crate::model::device::{DeviceIdentity, DeviceSnapshot, ProbeRequest};
 use crate::model::id::GpuUuid;
 use crate::model::selection::{Candidates, Hold, NameFormat, Patience, Settings};
@@ -19,6 +18,7 @@ use crate::selection::lease::{
     default_directory, fresh_token,
 };
 use crate::selection::visible;
+use crate::sys::users;
 
 mod chooser;
 mod observe;

@@ -12,13 +12,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::cli::logging::{Logging, LoggingArgs, ProcessesArg};
-use crate::collectors::clock;
 use crate::control::ControlEvent;
 use crate::model::mark::{Mark, MarkOp};
 use crate::model::time::{Mono, Wall};
 use crate::model::window::{Row, RowKind, Stats, WindowBatch};
 use crate::sampling::TreeRoot;
 use crate::summary::json::Summary;
+use crate::sys::clock;
 use crate::windowing::{Fold, MAX_DEPTH};
 use crate::writers::WriterReport;
 

@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use super::choose::{Probe, Surroundings, holders};
 use crate::cli::exit::Exit;
-use crate::collectors::users;
 use crate::model::device::{ComputeMode, DeviceSnapshot, ProbeRequest};
 use crate::model::reading::Known;
 use crate::selection::explain::{bytes_text, device_label};
 use crate::selection::lease::{Holder, LeaseDirectory};
+use crate::sys::users;
 
 /// Lists the devices as a table, or as JSON for programs.
 pub fn run(

@@ -14,7 +14,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::cli::logging::{Logging, ProcessesArg};
-use crate::collectors::clock;
 use crate::control::{self, ControlEvent};
 use crate::model::id::SeriesId;
 use crate::model::metric::MetricId;
@@ -29,6 +28,7 @@ use crate::sampling::{
     Deadlines, Due, Notice, ProcessDetail, ReapedUsage, Sampler, SamplerSettings, SeriesChange, TreeRoot,
 };
 use crate::summary::Totals;
+use crate::sys::clock;
 use crate::windowing::{Fold, FoldSettings};
 use crate::writers::{FanOut, Opened, WriterReport};
 

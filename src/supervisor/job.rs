@@ -8,7 +8,6 @@ use std::time::Duration;
 use crate::cli::args::{JobArgs, RunArgs};
 use crate::cli::exit::Exit;
 use crate::cli::logging::Logging;
-use crate::collectors::clock;
 use crate::control;
 use crate::launch::{
     self, JobCommand, JobEvent, Launcher, Leftover, NotForwarded, SignalHold, Termination, signal_name,
@@ -16,6 +15,7 @@ use crate::launch::{
 use crate::model::run::{JobExit, RunInfo};
 use crate::sampling::{ReapedUsage, TreeRoot};
 use crate::summary::json::{LeftoverSummary, Summary};
+use crate::sys::clock;
 use crate::writers::Opened;
 
 use super::engine::{Engine, EngineEnd, EngineSettings, Inbox, ToEngine, Unfinished};

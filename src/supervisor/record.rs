@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use crate::cli::args::RecordArgs;
 use crate::cli::exit::Exit;
-use crate::collectors::clock;
 use crate::launch::exit;
 use crate::launch::{SignalHold, Watch, WatchEvent, signal_name};
 use crate::sampling::TreeRoot;
 use crate::summary::json::Summary;
+use crate::sys::clock;
 
 use super::engine::{Engine, EngineSettings, Inbox};
 use super::job::{LAST_MARKS, LAST_WINDOW, Refusal, listen};

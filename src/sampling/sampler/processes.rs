@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::{Sampler, known};
-use crate::collectors::own;
 use crate::model::id::SeriesId;
 use crate::model::metric::MetricId;
 use crate::model::reading::Reading;
@@ -14,6 +13,7 @@ use crate::sampling::attribution;
 use crate::sampling::frame::{DeviceFrame, GpuFrame};
 use crate::sampling::registry::SeriesChange;
 use crate::sampling::settings::{Notice, ProcessDetail};
+use crate::sys::clock;
 
 /// Metrics of a process as a whole, in the order of [`ProcessSeries::whole`].
 const WHOLE: [MetricId; 7] = [
@@ -98,7 +98,7 @@ impl Sampler {
         if self.settings.processes == ProcessDetail::None {
             return;
         }
-        let since_boot = own::since_boot().as_secs_f64();
+        let since_boot = clock::since_boot().as_secs_f64();
         for place in 0..self.tree.nodes().len() {
             self.close_ended(place, changes);
             let node = &self.tree.nodes()[place];

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use super::Sampler;
-use crate::collectors::clock;
 use crate::collectors::procfs::file::FileError;
 use crate::model::metric::MetricId;
 use crate::model::reading::Reading;
 use crate::model::sample::Sample;
 use crate::model::time::Mono;
 use crate::sampling::MIB;
+use crate::sys::clock;
 
 /// A running read of all processes: some in each sample.
 #[derive(Debug, Default)]
