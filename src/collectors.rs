@@ -5,6 +5,4 @@ pub mod cuda;
 pub mod host;
 mod loader;
 pub mod nvml;
-pub mod own;
 pub mod procfs;
-pub mod users;

@@ -9,7 +9,6 @@ use super::Standard;
 use super::answer::{Asked, Driver, answer};
 use crate::cli::args::DevicesArgs;
 use crate::cli::exit::Exit;
-use crate::collectors::users;
 use crate::model::device::{ComputeMode, DeviceSnapshot, ProbeRequest};
 use crate::model::reading::Known;
 use crate::model::selection::Patience;
@@ -17,6 +16,7 @@ use crate::selection::explain::{bytes_text, device_label};
 use crate::selection::flow::{Surroundings, holders};
 use crate::selection::lease::{Holder, LeaseDirectory};
 use crate::sys::stderr::NonBlockingStderr;
+use crate::sys::users;
 
 /// Lists the devices as a table, or as JSON for programs.
 pub(super) fn run(args: &DevicesArgs, out: &mut Standard<'_>) -> Exit {

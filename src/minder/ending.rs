@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use super::job::{Job, JobEvent};
 use super::running::{Plan, describe_exit};
 use super::tree::Held;
@@ -57,13 +59,13 @@ pub(super) fn kill_tree(plan: &Plan, job: &mut Job) {
         return;
     }
     for held in asked.iter().filter_map(|pid| Held::new(*pid, job.own_pid())) {
-        held.send(libc::SIGTERM);
+        held.send(Signal::TERM);
         // A stopped process would not see the SIGTERM.
-        held.send(libc::SIGCONT);
+        held.send(Signal::CONT);
     }
     let mut killed = 0;
     if !reap_until_none_is_left(job, plan.kill_after.unwrap_or(TREE_GRACE)) {
-        killed = job.signal_tree(libc::SIGKILL);
+        killed = job.signal_tree(Signal::KILL);
         reap_until_none_is_left(job, KILL_PATIENCE);
     }
     plan.notices.say(&format!(

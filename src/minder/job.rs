@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Signal;
 
 use super::children::{self, Change, Reaped};
 use super::forward;
@@ -352,7 +353,7 @@ impl Job {
 
     /// Sends a signal to every living process of the job, the main one too; returns to how many. With SIGKILL,
     /// processes that are forked meanwhile are followed until none is new.
-    pub(super) fn signal_tree(&self, signal: i32) -> usize {
+    pub(super) fn signal_tree(&self, signal: Signal) -> usize {
         tree::signal_descendants(self.own_pid, &self.not_the_jobs, signal)
     }
 }

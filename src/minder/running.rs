@@ -5,6 +5,8 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use super::asking::{Asking, NoAnswer, silence};
 use super::job::{Job, JobEvent};
 use super::origin::NotForwarded;
@@ -165,7 +167,7 @@ fn follow(plan: &Plan, job: &mut Job, ready: &Ready) -> JobExit {
             JobEvent::NotForwarded(..) | JobEvent::FilesDone => {}
             JobEvent::Deadline => {
                 if termination.due(clock::monotonic()) {
-                    let killed = job.signal_tree(libc::SIGKILL);
+                    let killed = job.signal_tree(Signal::KILL);
                     plan.notices.say(&format!(
                         "the job did not end within --kill-after: sent {} to {killed} processes",
                         signal::name(libc::SIGKILL)

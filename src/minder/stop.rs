@@ -1,9 +1,9 @@
 //! Stopping the minder beside a job that job control stopped.
 
 use super::children;
-use super::tree::Stat;
 use crate::sys::inherited::inherited;
 use crate::sys::signals::{SignalSet, set_default, set_disposition};
+use crate::sys::stat::Stat;
 
 /// Whether a terminal or a shell's job control stops with this signal; SIGSTOP is meant for one process alone.
 pub(super) fn by_terminal(signal: i32) -> bool {

@@ -1,37 +1,12 @@
-//! The job's processes by their parents: who is in the tree, who is left over, and ending them.
+//! The job's processes by their parents: which are in the tree, and signals to them.
 
 use std::collections::VecDeque;
 use std::fs;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-/// The few fields of `/proc/PID/stat` that decide about a tree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stat {
-    pub(super) state: u8,
-    pub(super) parent: i32,
-    pub(super) start_ticks: u64,
-}
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
-impl Stat {
-    pub(super) fn read(pid: i32) -> Option<Stat> {
-        Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
-    }
-
-    /// The name in the second field may hold anything, also `)`: the fields start after the last one.
-    fn parse(line: &[u8]) -> Option<Stat> {
-        let end = line.iter().rposition(|b| *b == b')')?;
-        let rest = std::str::from_utf8(line.get(end + 1..)?).ok()?;
-        let mut fields = rest.split_ascii_whitespace();
-        let state = *fields.next()?.as_bytes().first()?;
-        let parent = fields.next()?.parse().ok()?;
-        let start_ticks = fields.nth(17)?.parse().ok()?;
-        Some(Stat { state, parent, start_ticks })
-    }
-
-    fn is_dead(self) -> bool {
-        matches!(self.state, b'Z' | b'X')
-    }
-}
+use crate::sys::stat::Stat;
 
 /// Whether `pid` descends from `ancestor` (or is it). `None` when `/proc` no longer knows.
 pub(super) fn descends(pid: i32, ancestor: i32) -> Option<bool> {
@@ -44,7 +19,7 @@ pub(super) fn descends(pid: i32, ancestor: i32) -> Option<bool> {
         if at <= 1 {
             return Some(false);
         }
-        at = Stat::read(at)?.parent;
+        at = Stat::read(at)?.ppid;
     }
     None
 }
@@ -67,7 +42,7 @@ fn children(pid: i32) -> Vec<i32> {
     if !listed && fs::metadata("/proc/self/task").is_ok() && !has_children_lists() {
         for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
             let other = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok());
-            found.extend(other.filter(|o| Stat::read(*o).is_some_and(|s| s.parent == pid)));
+            found.extend(other.filter(|o| Stat::read(*o).is_some_and(|s| s.ppid == pid)));
         }
     }
     found
@@ -87,7 +62,7 @@ pub(super) fn descendants(root: i32, except: &[i32]) -> Vec<i32> {
                 continue;
             }
             queue.push_back(child);
-            if Stat::read(child).is_some_and(|s| !s.is_dead()) {
+            if Stat::read(child).is_some_and(|s| !s.has_ended()) {
                 found.push(child);
             }
         }
@@ -97,7 +72,7 @@ pub(super) fn descendants(root: i32, except: &[i32]) -> Vec<i32> {
 
 /// Sends a signal to every living descendant of `root` except those under `except`; returns to how many. With SIGKILL,
 /// processes that are forked meanwhile are followed until none is new.
-pub(super) fn signal_descendants(root: i32, except: &[i32], signal: i32) -> usize {
+pub(super) fn signal_descendants(root: i32, except: &[i32], signal: Signal) -> usize {
     let mut sent: Vec<i32> = Vec::new();
     for _ in 0..64 {
         let new: Vec<i32> = descendants(root, except).into_iter().filter(|pid| !sent.contains(pid)).collect();
@@ -110,15 +85,12 @@ pub(super) fn signal_descendants(root: i32, except: &[i32], signal: i32) -> usiz
             }
             sent.push(pid);
         }
-        if signal != libc::SIGKILL {
+        if signal != Signal::KILL {
             break;
         }
     }
     sent.len()
 }
-
-/// No flags, or a null pointer, as wide as the kernel reads it.
-const NONE: libc::c_long = 0;
 
 /// A process held by a descriptor, so that a signal can never hit another one that got its number.
 #[derive(Debug)]
@@ -131,32 +103,23 @@ pub(super) struct Held {
 impl Held {
     /// Holds `pid` if it is alive and a descendant of `root`.
     pub(super) fn new(pid: i32, root: i32) -> Option<Held> {
-        // SAFETY: opens a descriptor for a process; owned below when it is one.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::c_long::from(pid), NONE) };
-        let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0);
-        // SAFETY: just opened, nobody else owns it.
-        let fd = fd.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let fd = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok();
         // Asked after the descriptor was opened: if it still descends from us now, it is the right one.
-        let stat = Stat::read(pid).filter(|s| !s.is_dead())?;
+        let stat = Stat::read(pid).filter(|s| !s.has_ended())?;
         (descends(pid, root) == Some(true)).then_some(Held { pid, start_ticks: stat.start_ticks, fd })
     }
 
     /// Whether it still runs.
     pub(super) fn alive(&self) -> bool {
-        Stat::read(self.pid).is_some_and(|s| s.start_ticks == self.start_ticks && !s.is_dead())
+        Stat::read(self.pid).is_some_and(|s| s.start_ticks == self.start_ticks && !s.has_ended())
     }
 
     /// Sends a signal; kernels before 5.3 have no such descriptors and get a checked `kill`.
-    pub(super) fn send(&self, signal: i32) -> bool {
-        match &self.fd {
-            // SAFETY: a live pidfd and no siginfo.
-            Some(fd) => unsafe {
-                let fd = libc::c_long::from(fd.as_raw_fd());
-                let signal = libc::c_long::from(signal);
-                libc::syscall(libc::SYS_pidfd_send_signal, fd, signal, NONE, NONE) == 0
-            },
-            // SAFETY: sends a signal to the process that was just seen to be the same one.
-            None => self.alive() && unsafe { libc::kill(self.pid, signal) } == 0,
+    pub(super) fn send(&self, signal: Signal) -> bool {
+        match (&self.fd, Pid::from_raw(self.pid)) {
+            (Some(fd), _) => pidfd_send_signal(fd, signal).is_ok(),
+            (None, Some(pid)) => self.alive() && kill_process(pid, signal).is_ok(),
+            (None, None) => false,
         }
     }
 }
@@ -166,20 +129,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_with_brackets_do_not_confuse() {
-        let line = b"12 (a) R 1 ) (b) S 34 5 6 0 -1 4 1 2 3 4 5 6 7 8 20 0 1 0 98765 11 22";
-        assert_eq!(Stat::parse(line), Some(Stat { state: b'S', parent: 34, start_ticks: 98765 }));
-        assert_eq!(Stat::parse(b""), None);
-        assert_eq!(Stat::parse(b"12 (x"), None);
-    }
-
-    #[test]
     fn this_process_descends_from_itself_and_not_from_a_stranger() {
         let own = i32::try_from(std::process::id()).unwrap();
         assert_eq!(descends(own, own), Some(true));
         assert_eq!(descends(own, i32::MAX), Some(false));
         assert_eq!(descends(i32::MAX, own), None);
-        let parent = Stat::read(own).unwrap().parent;
+        let parent = Stat::read(own).unwrap().ppid;
         assert_eq!(descends(own, parent), Some(true));
     }
 
@@ -192,7 +147,7 @@ mod tests {
         assert!(!descendants(own, &[pid]).contains(&pid));
         let held = Held::new(pid, own).unwrap();
         assert!(held.alive());
-        assert!(held.send(libc::SIGKILL));
+        assert!(held.send(Signal::KILL));
         child.wait().unwrap();
         assert!(!held.alive());
         assert!(Held::new(1, own).is_none());

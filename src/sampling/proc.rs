@@ -6,14 +6,14 @@
 
 use std::path::Path;
 
-use crate::collectors::procfs::file::{Buffer, Dir, FileError, KernelFile, StackPath};
+use crate::collectors::procfs::file::{Buffer, Dir, Entries, FileError, KernelFile, StackPath};
 
 /// The process filesystem, and how many of its files may still be kept open.
 #[derive(Debug)]
 pub(super) struct Proc {
     root: Dir,
     text: Buffer,
-    names: Buffer,
+    entries: Entries,
     descriptors: usize,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Kept<T> {
 impl Proc {
     pub(super) fn open(root: &Path, descriptors: usize) -> Result<Self, FileError> {
         let root = Dir::open(root)?;
-        Ok(Self { root, text: Buffer::default(), names: Buffer::default(), descriptors })
+        Ok(Self { root, text: Buffer::default(), entries: Entries::default(), descriptors })
     }
 
     pub(super) fn keep_file(&mut self, path: StackPath) -> Kept<KernelFile> {
@@ -63,14 +63,14 @@ impl Proc {
     pub(super) fn numbers(&mut self, dir: &Kept<Dir>, numbers: &mut Vec<i32>) -> Result<(), FileError> {
         numbers.clear();
         match &dir.open {
-            Some(open) => open.numbers(&mut self.names, |number| numbers.push(number)),
-            None => self.root.dir(&dir.path)?.numbers(&mut self.names, |number| numbers.push(number)),
+            Some(open) => open.numbers(&mut self.entries, |number| numbers.push(number)),
+            None => self.root.dir(&dir.path)?.numbers(&mut self.entries, |number| numbers.push(number)),
         }
     }
 
     /// Calls `each` for every process that this filesystem shows.
     pub(super) fn processes(&mut self, each: impl FnMut(i32)) -> Result<(), FileError> {
-        self.root.numbers(&mut self.names, each)
+        self.root.numbers(&mut self.entries, each)
     }
 
     /// A thread of the process other than the first.
@@ -82,7 +82,7 @@ impl Proc {
                 found.get_or_insert(tid);
             }
         };
-        dir.numbers(&mut self.names, each).ok()?;
+        dir.numbers(&mut self.entries, each).ok()?;
         found
     }
 }

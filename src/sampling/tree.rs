@@ -14,10 +14,11 @@ use std::path::Path;
 
 use super::proc::Proc;
 use super::settings::{Notice, SamplingError, TreeRoot};
-use crate::collectors::own;
 use crate::collectors::procfs::file::{FileError, StackPath};
 use crate::collectors::procfs::parse;
 use crate::model::id::ProcessKey;
+use crate::sys::clock;
+use crate::sys::stat::Stat;
 
 use children::Scan;
 use minder::Minder;
@@ -112,7 +113,7 @@ impl Tree {
             minder: None,
             sidecar: 0,
             main_start: 0,
-            began: (own::since_boot().as_secs_f64() * own::ticks_per_second()) as u64,
+            began: (clock::since_boot().as_secs_f64() * clock::ticks_per_second()) as u64,
             nodes: Vec::new(),
             by_pid: HashMap::new(),
             found: Vec::new(),
@@ -126,7 +127,7 @@ impl Tree {
             inherited_peak: 0,
             highest_rss: 0,
             totals: TreeTotals::default(),
-            seconds_per_tick: 1.0 / own::ticks_per_second(),
+            seconds_per_tick: 1.0 / clock::ticks_per_second(),
             notices: Vec::new(),
         };
         tree.find_root()?;
@@ -162,7 +163,7 @@ impl Tree {
     /// Start time and parent of any process.
     fn start_of(&mut self, pid: i32) -> Option<(u64, i32)> {
         let text = self.proc.read_once(&StackPath::of_process(pid, "stat")).ok()?;
-        parse::stat(text).map(|stat| (stat.start_ticks, stat.ppid))
+        Stat::parse(text).map(|stat| (stat.start_ticks, stat.ppid))
     }
 
     fn has_ancestor_in(&mut self, pid: i32, pids: &[i32]) -> bool {
@@ -311,7 +312,7 @@ impl Tree {
             return;
         }
         let file = self.proc.keep_file(StackPath::of_process(pid, "stat"));
-        let stat = self.proc.read(&file).ok().and_then(parse::stat);
+        let stat = self.proc.read(&file).ok().and_then(Stat::parse);
         let found = stat.map(|stat| (stat.ppid, stat.start_ticks));
         // Between the list and now the pid may have become another's, or the process an orphan
         // that the next pass finds elsewhere.

@@ -6,7 +6,6 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 
-use crate::collectors::users;
 use crate::model::device::{DeviceIdentity, DeviceSnapshot, ProbeRequest};
 use crate::model::id::GpuUuid;
 use crate::model::selection::{Candidates, Hold, NameFormat, Patience, Settings};
@@ -18,6 +17,7 @@ use crate::selection::lease::{
     default_directory, fresh_token,
 };
 use crate::selection::visible;
+use crate::sys::users;
 
 mod chooser;
 mod observe;

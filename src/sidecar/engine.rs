@@ -527,7 +527,7 @@ impl Running {
             gpu.take(if hangs { Duration::ZERO } else { FRAME_WAIT.min(interval / 2) })
         };
         let at = instant(now, due, interval);
-        sampler.sample_beside(at, due, frame, &mut self.sample, &mut self.changes);
+        sampler.sample(at, due, frame, &mut self.sample, &mut self.changes);
         self.apply_changes(at);
     }
 

@@ -288,11 +288,7 @@ impl JobWatch {
 }
 
 /// Finishes the files; what came of it, and the processes that the job left behind.
-fn finish(
-    engine: Engine,
-    exit: Option<JobExit>,
-    talk: &Talk,
-) -> (Result<EngineEnd, Unfinished>, Vec<i32>) {
+fn finish(engine: Engine, exit: Option<JobExit>, talk: &Talk) -> (Result<EngineEnd, Unfinished>, Vec<i32>) {
     let mut left: Option<Vec<i32>> = exit.is_none().then(Vec::new);
     let give_up = || loop {
         match talk.next(Some(Instant::now())) {

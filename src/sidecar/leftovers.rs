@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use crate::sys::stat::Stat;
+
 /// The command line of a process with spaces between the arguments, `[name]` where it is empty; `None` once it has ended.
 pub(super) fn command_of(pid: i32) -> Option<String> {
     let words = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -11,8 +13,6 @@ pub(super) fn command_of(pid: i32) -> Option<String> {
         return Some(words.join(" "));
     }
     // A kernel thread, a zombie, or a process that wiped its arguments.
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let is_dead = stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X']));
     let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
-    (!is_dead).then(|| format!("[{}]", String::from_utf8_lossy(&name).trim_end()))
+    (!Stat::read(pid)?.has_ended()).then(|| format!("[{}]", String::from_utf8_lossy(&name).trim_end()))
 }

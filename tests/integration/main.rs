@@ -19,7 +19,6 @@ mod python;
 mod readers;
 mod record;
 mod report;
-mod sampling;
 mod selection;
 mod slurm;
 mod smoke;

@@ -138,6 +138,11 @@ impl Fault {
         )
     }
 
+    /// Whether neither the GPU nor the driver answers any more: nothing else of the device need be asked.
+    pub fn is_fatal(self) -> bool {
+        self.is_lost() || self.is_driver_gone()
+    }
+
     /// Whether the call, which takes nothing but a handle, refuses its arguments.
     pub fn is_invalid_handle(self) -> bool {
         self == Fault::Code(sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)

@@ -1,106 +1,7 @@
 //! Parsers of `/proc` texts, on bytes and without allocation. Whatever the bytes are, they give a
 //! value or `None`, never a panic and never an invented 0.
 
-/// An unsigned decimal number that fills the whole slice.
-pub fn number(text: &[u8]) -> Option<u64> {
-    if text.is_empty() {
-        return None;
-    }
-    let mut value = 0u64;
-    for byte in text {
-        let digit = byte.wrapping_sub(b'0');
-        if digit > 9 {
-            return None;
-        }
-        value = value.checked_mul(10)?.checked_add(u64::from(digit))?;
-    }
-    Some(value)
-}
-
-/// A signed decimal number that fills the whole slice.
-fn signed(text: &[u8]) -> Option<i64> {
-    match text.strip_prefix(b"-") {
-        Some(digits) => i64::try_from(number(digits)?).ok().map(|n| -n),
-        None => i64::try_from(number(text)?).ok(),
-    }
-}
-
-/// The words of a text, separated by blanks of any kind.
-pub fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
-    text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty())
-}
-
-/// The lines of a text, empty ones left out.
-pub fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let mut rest = text;
-    std::iter::from_fn(move || {
-        // On a large host these files are tens of kilobytes.
-        while !rest.is_empty() {
-            let end = memchr::memchr(b'\n', rest).unwrap_or(rest.len());
-            let line = &rest[..end];
-            rest = rest.get(end + 1..).unwrap_or_default();
-            if !line.is_empty() {
-                return Some(line);
-            }
-        }
-        None
-    })
-}
-
-/// What gpurun uses of `/proc/PID/stat`. Times are in clock ticks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stat<'a> {
-    /// The name between the first `(` and the last `)`; any bytes.
-    pub comm: &'a [u8],
-    /// State letter; `Z` is a zombie.
-    pub state: u8,
-    /// Parent, as of now.
-    pub ppid: i32,
-    /// User and system time of the process, ended threads included.
-    pub own_ticks: u64,
-    /// User and system time of the children that it has waited for.
-    pub children_ticks: u64,
-    /// Number of threads.
-    pub threads: u64,
-    /// Start, in ticks since boot.
-    pub start_ticks: u64,
-}
-
-impl Stat<'_> {
-    /// Whether its first thread has ended: the process is a zombie, unless other threads live.
-    pub fn has_ended(&self) -> bool {
-        matches!(self.state, b'Z' | b'X')
-    }
-}
-
-/// Parses `/proc/PID/stat`.
-pub fn stat(text: &[u8]) -> Option<Stat<'_>> {
-    let open = text.iter().position(|byte| *byte == b'(')?;
-    // The name may hold anything, `) ` included; none of the fields after it holds a bracket.
-    let close = text.iter().rposition(|byte| *byte == b')')?;
-    let comm = text.get(open + 1..close)?;
-    let mut fields = words(text.get(close + 1..)?);
-    let state = *fields.next()?.first()?;
-    let ppid = i32::try_from(signed(fields.next()?)?).ok()?;
-    // Fields 5-13: pgrp, session, tty, tpgid, flags, minflt, cminflt, majflt, cmajflt.
-    let user = number(fields.nth(9)?)?;
-    let system = number(fields.next()?)?;
-    // The children's times are signed in the kernel's format.
-    let children_user = u64::try_from(signed(fields.next()?)?).unwrap_or(0);
-    let children_system = u64::try_from(signed(fields.next()?)?).unwrap_or(0);
-    // Fields 18, 19: priority, nice.
-    let threads = u64::try_from(signed(fields.nth(2)?)?).ok()?;
-    let start_ticks = number(fields.nth(1)?)?;
-    Some(Stat {
-        comm,
-        state,
-        ppid,
-        own_ticks: user.saturating_add(system),
-        children_ticks: children_user.saturating_add(children_system),
-        threads,
-        start_ticks,
-    })
-}
+use crate::sys::text::{labelled, lines, number, words};
 
 /// Storage bytes of `/proc/PID/io`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,12 +21,6 @@ pub fn io(text: &[u8]) -> Option<Io> {
         written: labelled(text, b"write_bytes:")?,
         cancelled: labelled(text, b"cancelled_write_bytes:")?,
     })
-}
-
-/// The first number of the line that begins with `label`.
-pub fn labelled(text: &[u8], label: &[u8]) -> Option<u64> {
-    let line = lines(text).find(|line| line.starts_with(label))?;
-    number(words(&line[label.len()..]).next()?)
 }
 
 /// Memory of a process in bytes.
@@ -298,54 +193,9 @@ mod tests {
 
     use super::*;
 
-    fn stat_text(comm: &[u8]) -> Vec<u8> {
-        let mut text = b"42 (".to_vec();
-        text.extend_from_slice(comm);
-        text.extend_from_slice(
-            b") S 7 42 42 0 -1 4194304 100 200 3 4 50 60 70 80 20 0 9 0 123456 1000 250 18446744073709551615 1 1\n",
-        );
-        text
-    }
-
-    #[test]
-    fn stat_fields_are_where_proc_5_says() {
-        let text = stat_text(b"python");
-        let stat = stat(&text).unwrap();
-        assert_eq!(stat.comm, b"python");
-        assert_eq!((stat.state, stat.ppid, stat.threads, stat.start_ticks), (b'S', 7, 9, 123_456));
-        assert_eq!((stat.own_ticks, stat.children_ticks), (110, 150));
-    }
-
-    #[test]
-    fn a_torn_stat_is_none() {
-        let text = stat_text(b"x");
-        for cut in 0..60 {
-            assert_eq!(stat(&text[..cut]), None, "cut at {cut}");
-        }
-        assert_eq!(stat(b") ("), None);
-    }
-
     proptest! {
         #[test]
-        fn any_name_leaves_the_fields_alone(comm in prop::collection::vec(any::<u8>(), 0..64)) {
-            let text = stat_text(&comm);
-            let parsed = stat(&text).unwrap();
-            prop_assert_eq!(parsed.comm, &comm[..]);
-            prop_assert_eq!((parsed.ppid, parsed.start_ticks), (7, 123_456));
-        }
-
-        #[test]
-        fn names_with_brackets_and_blanks(parts in prop::collection::vec(prop::sample::select(vec![") ", "(", ")", " ", ") S 1 ", "\n"]), 0..8)) {
-            let comm = parts.concat();
-            let text = stat_text(comm.as_bytes());
-            let parsed = stat(&text).unwrap();
-            prop_assert_eq!(parsed.comm, comm.as_bytes());
-            prop_assert_eq!(parsed.ppid, 7);
-        }
-
-        #[test]
         fn garbage_never_panics(text in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = stat(&text);
             let _ = io(&text);
             let _ = status_memory(&text);
             let _ = status_namespaces(&text);

@@ -6,6 +6,7 @@ use super::Tree;
 use crate::collectors::procfs::file::{Dir, KernelFile, StackPath};
 use crate::collectors::procfs::parse;
 use crate::sampling::proc::{Kept, Proc};
+use crate::sys::stat::Stat;
 
 /// The lists of the children of one process.
 #[derive(Debug)]
@@ -116,7 +117,7 @@ impl Scan {
         unrelated.retain(|pid| listed.contains(pid));
         for (pid, ppid) in unseen {
             let stat = proc.read_once(&StackPath::of_process(*pid, "stat"));
-            *ppid = stat.ok().and_then(parse::stat).map_or(0, |stat| stat.ppid);
+            *ppid = stat.ok().and_then(Stat::parse).map_or(0, |stat| stat.ppid);
         }
         true
     }

@@ -5,6 +5,7 @@ use super::children::Children;
 use crate::collectors::procfs::file::{FileError, KernelFile, StackPath};
 use crate::collectors::procfs::parse;
 use crate::sampling::proc::{Kept, Proc};
+use crate::sys::stat::Stat;
 
 /// The process that started the job and reaps its orphans.
 #[derive(Debug)]
@@ -47,7 +48,7 @@ impl Minder {
             return;
         }
         let stat = match proc.read(&self.stat) {
-            Ok(text) => parse::stat(text).filter(|stat| stat.start_ticks == self.start_ticks),
+            Ok(text) => Stat::parse(text).filter(|stat| stat.start_ticks == self.start_ticks),
             Err(FileError::NoDescriptor) => return,
             Err(_) => None,
         };

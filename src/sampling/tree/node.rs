@@ -7,6 +7,7 @@ use crate::collectors::procfs::parse;
 use crate::model::id::ProcessKey;
 use crate::sampling::ledger::UsageRecipient;
 use crate::sampling::proc::{Kept, Proc};
+use crate::sys::stat::{self, Stat};
 
 /// A process of the job.
 #[derive(Debug)]
@@ -212,15 +213,16 @@ impl Node {
         cpu: CpuCount,
     ) -> Result<bool, ReadOutcome> {
         let stat = match proc.read(&self.files.stat) {
-            Ok(text) => parse::stat(text).filter(|stat| stat.start_ticks == self.key.start_ticks),
+            Ok(text) => Stat::parse(text).zip(stat::name(text)),
             Err(FileError::NoDescriptor) => return Err(ReadOutcome::Kept),
             Err(_) => None,
         };
-        let stat = stat.ok_or(ReadOutcome::Gone)?;
-        self.renamed = self.reads > 0 && self.name != stat.comm;
+        let is_it = |(stat, _): &(Stat, _)| stat.start_ticks == self.key.start_ticks;
+        let (stat, name) = stat.filter(is_it).ok_or(ReadOutcome::Gone)?;
+        self.renamed = self.reads > 0 && self.name != name;
         if self.reads == 0 || self.renamed {
             self.name.clear();
-            self.name.extend_from_slice(stat.comm);
+            self.name.extend_from_slice(name);
         }
         self.ppid = stat.ppid;
         self.zombie = stat.has_ended() && stat.threads <= 1;

@@ -1,479 +1,16 @@
-//! Tests: the driver's face and the GPU reader, on the simulated driver with scripted time.
-//!
-//! The simulated driver is configured by the environment, so each test runs itself once more in a process of its own
-//! that has it.
-
-#![allow(clippy::unwrap_used, reason = "a helper of a test that cannot go on fails the test")]
+//! The GPU reader: units, paces, faults and recoveries.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fake_nvml::{Counter, Energy, Fault, Gpu, Mig, Process, Scenario, Signal};
-use gpurun::collectors::nvml::{HostMemory, HostMemorySource, Nvml, NvmlError};
-use gpurun::model::device::{DeviceIdentity, DeviceMemory, ProbeRequest};
-use gpurun::model::metric::{MetricId, Scope};
-use gpurun::model::reading::{Reading, Reason};
-use gpurun::model::time::Mono;
-use gpurun::sampling::frame::{GpuFrame, GpuProcessUse};
-use gpurun::sampling::gpu::{GpuNews, GpuReader, GpuSettings, Role};
+use fake_nvml::{Counter, Energy, Fault, Gpu, Process, Scenario, Signal};
 
-/// Long enough for any loaded machine; nothing passes or fails by it.
-const PATIENCE: Duration = Duration::from_secs(60);
-const MIB: u64 = 1 << 20;
-const STAGE: &str = "GPURUN_TEST_STAGE";
-
-/// What a test finds in its own process.
-struct Stage {
-    directory: PathBuf,
-}
-
-impl Stage {
-    fn library(&self) -> PathBuf {
-        self.directory.join("libnvidia-ml.so.1")
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.directory.join(name)
-    }
-
-    /// Moves the scripted time. The driver reads the file at every call, so it must never be half written.
-    fn set_clock(&self, seconds: f64) {
-        let fresh = self.file("clock.new");
-        std::fs::write(&fresh, seconds.to_string()).unwrap();
-        std::fs::rename(fresh, self.file("clock")).unwrap();
-    }
-
-    fn nvml(&self) -> Nvml {
-        Nvml::open(Some(&self.library())).unwrap()
-    }
-
-    /// The calls logged since the last time, as `function` or `function gpu`.
-    fn calls(&self) -> Vec<(String, Option<usize>)> {
-        let log = self.file("calls.log");
-        let text = std::fs::read_to_string(&log).unwrap_or_default();
-        let seen = self.file("calls.seen");
-        let before: usize =
-            std::fs::read_to_string(&seen).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
-        std::fs::write(seen, text.len().to_string()).unwrap();
-        text[before..]
-            .lines()
-            .map(|line| {
-                let words: Vec<&str> = line.split(' ').collect();
-                (words[3].to_owned(), words[4].parse().ok())
-            })
-            .collect()
-    }
-
-    /// How often each function was called since the last time.
-    fn counts(&self) -> BTreeMap<String, usize> {
-        let mut counts = BTreeMap::new();
-        for (function, _) in self.calls() {
-            *counts.entry(function).or_default() += 1;
-        }
-        counts
-    }
-}
-
-/// Runs `body` in a process in which the simulated driver plays `scenario`. `test` is the test's own name.
-fn on_stage(test: &str, scenario: Scenario, body: impl FnOnce(&Stage)) {
-    if let Some(directory) = std::env::var_os(STAGE) {
-        return body(&Stage { directory: directory.into() });
-    }
-    let directory = tempfile::tempdir().unwrap();
-    let clock = directory.path().join("clock");
-    std::fs::write(&clock, "0").unwrap();
-    let scenario = resolve(Scenario { clock_file: Some(clock), ..scenario }, directory.path());
-    let installed = fake_nvml::install(directory.path(), &scenario).unwrap();
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([&format!("sampling::gpu::{test}"), "--exact", "--nocapture"]).env(STAGE, directory.path());
-    installed.apply(&mut command);
-    installed.log_calls(&mut command);
-    let output = command.output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(
-        output.status.success() && text(&output.stdout).contains("1 passed"),
-        "{}\n{}{}",
-        output.status,
-        text(&output.stdout),
-        text(&output.stderr)
-    );
-}
-
-/// Puts the files that faults name into the test's own directory.
-fn resolve(mut scenario: Scenario, directory: &Path) -> Scenario {
-    for fault in &mut scenario.fault {
-        for file in [&mut fault.hang_while, &mut fault.while_exists].into_iter().flatten() {
-            *file = directory.join(&*file);
-        }
-    }
-    scenario
-}
-
-fn ready_scenario(name: &str) -> Scenario {
-    Scenario::load(&fake_nvml::scenario_file(name).unwrap()).unwrap()
-}
-
-fn every_gpu_metric() -> Vec<MetricId> {
-    let all = MetricId::ALL.iter().copied();
-    all.filter(|id| id.get().scope == Scope::Gpu && id.get().on_by_default()).collect()
-}
-
-fn settings() -> GpuSettings {
-    GpuSettings::new(every_gpu_metric(), Duration::from_secs(1))
-}
-
-/// A reader of every device, in NVML's order.
-fn reader(nvml: Nvml, settings: GpuSettings) -> GpuReader {
-    let devices: Vec<Arc<DeviceIdentity>> = nvml.identities().unwrap().into_iter().map(Arc::new).collect();
-    let mut reader = GpuReader::start(nvml, devices, settings).unwrap();
-    reader.ready(PATIENCE).unwrap().unwrap();
-    reader
-}
-
-fn mono(seconds: f64) -> Mono {
-    Mono((seconds * 1e9).round() as u64)
-}
-
-/// The frame of a scripted second.
-fn frame(stage: &Stage, reader: &mut GpuReader, seconds: f64) -> GpuFrame {
-    stage.set_clock(seconds);
-    reader.request(mono(seconds));
-    reader.take(PATIENCE).expect("a frame").clone()
-}
-
-/// What the frame says of a metric; `None` when it was not due.
-fn reading(frame: &GpuFrame, device: usize, id: MetricId) -> Option<Reading> {
-    let mut found = frame.devices[device].readings.iter().filter(|(known, _)| *known == id);
-    let first = found.next().map(|(_, reading)| *reading);
-    assert!(found.next().is_none(), "{id:?} twice");
-    first
-}
-
-#[track_caller]
-fn value(frame: &GpuFrame, device: usize, id: MetricId) -> f64 {
-    match reading(frame, device, id) {
-        Some(Reading::Value(value)) => value,
-        other => panic!("{id:?} of {device}: {other:?}"),
-    }
-}
-
-#[track_caller]
-fn near(value: f64, expected: f64) {
-    assert!((value - expected).abs() <= 1e-6 * expected.abs().max(1e-3), "{value} is not {expected}");
-}
-
-fn processes(frame: &GpuFrame, device: usize) -> &[GpuProcessUse] {
-    match &frame.devices[device].processes {
-        Some(Ok(list)) => list,
-        other => panic!("{other:?}"),
-    }
-}
-
-fn gpu() -> Gpu {
-    Gpu {
-        temperature: Some(40.into()),
-        power: Some(200.into()),
-        power_limit: Some(300.into()),
-        sm_clock: Some(1400.into()),
-        memory_clock: Some(1200.into()),
-        energy: Some(Energy::Named("from-power".to_owned())),
-        throttled_power: Some(Counter::rate(0.25)),
-        throttled_thermal: Some(Counter::rate(0.5)),
-        ..Gpu::with_memory(81920.0, 1024.0, 70.0)
-    }
-}
-
-fn machine(gpu: Vec<Gpu>) -> Scenario {
-    Scenario { gpu, ..Scenario::default() }
-}
-
-// ---- opening and probing ----
-
-#[test]
-fn a_missing_or_useless_library_is_one_clear_line() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("libnvidia-ml.so.1");
-    let error = Nvml::open(Some(&path)).unwrap_err();
-    assert!(matches!(error, NvmlError::NoLibrary { .. }), "{error:?}");
-    assert!(error.to_string().contains(path.to_str().unwrap()) && !error.to_string().contains('\n'));
-
-    std::fs::write(&path, "no library").unwrap();
-    let error = Nvml::open(Some(&path)).unwrap_err();
-    assert!(matches!(error, NvmlError::BadLibrary { .. }), "{error:?}");
-
-    // The simulated driver without a scenario is a library without a driver.
-    let installed = fake_nvml::install(directory.path(), &machine(vec![])).unwrap();
-    assert!(std::env::var_os("GPURUN_FAKE_NVML").is_none(), "this test needs a clean environment");
-    let error = Nvml::open(Some(&installed.library)).unwrap_err();
-    assert!(matches!(error, NvmlError::NoDriver { .. }), "{error:?}");
-}
-
-#[test]
-fn a_refusing_driver_keeps_its_class() {
-    let refusal = |error: &str| Fault {
-        function: "nvmlInit_v2".to_owned(),
-        error: Some(error.to_owned()),
-        ..Fault::default()
-    };
-    let scenario = Scenario {
-        fault: vec![
-            Fault { until: Some(1.0), ..refusal("NO_PERMISSION") },
-            Fault { from: Some(1.0), until: Some(2.0), ..refusal("LIB_RM_VERSION_MISMATCH") },
-            Fault { from: Some(2.0), ..refusal("UNKNOWN") },
-        ],
-        ..machine(vec![gpu()])
-    };
-    on_stage("a_refusing_driver_keeps_its_class", scenario, |stage| {
-        let open = || Nvml::open(Some(&stage.library())).unwrap_err();
-        assert!(matches!(open(), NvmlError::NoPermission { .. }));
-        stage.set_clock(1.0);
-        assert!(matches!(open(), NvmlError::VersionMismatch { .. }));
-        stage.set_clock(2.0);
-        assert!(matches!(open(), NvmlError::Init { .. }));
-    });
-}
-
-#[test]
-fn a_probe_reads_only_what_is_asked() {
-    on_stage("a_probe_reads_only_what_is_asked", machine(vec![gpu(), gpu()]), |stage| {
-        let nvml = stage.nvml();
-        assert_eq!(nvml.driver_version(), Some("550.54.15"));
-        stage.calls();
-        let seen = nvml.probe(&ProbeRequest::default()).unwrap();
-        assert_eq!(seen.len(), 2);
-        assert_eq!(seen[1].index, 1);
-        assert_eq!(seen[0].memory, Err(Reason::NotAsked));
-        assert_eq!(
-            stage.counts().into_keys().collect::<Vec<_>>(),
-            [
-                "nvmlDeviceGetCount_v2",
-                "nvmlDeviceGetHandleByIndex_v2",
-                "nvmlDeviceGetMigMode",
-                "nvmlDeviceGetUUID"
-            ]
-        );
-
-        let seen = nvml.probe(&ProbeRequest { utilization: true, ..ProbeRequest::default() }).unwrap();
-        assert_eq!((seen[0].gpu_utilization.clone(), seen[0].memory_utilization.clone()), (Ok(70), Ok(0)));
-        let counts = stage.counts();
-        assert_eq!(counts.get("nvmlDeviceGetUtilizationRates"), Some(&2));
-        assert!(!counts.keys().any(|function| function.contains("Memory") || function.contains("Processes")));
-    });
-}
-
-#[test]
-fn one_bad_gpu_spoils_no_other() {
-    let forbidden = |function: &str, gpu, error: &str| Fault {
-        function: function.to_owned(),
-        gpu: Some(gpu),
-        error: Some(error.to_owned()),
-        ..Fault::default()
-    };
-    let name_bytes = Some(b"Odd \xff name".to_vec());
-    let scenario = Scenario {
-        fault: vec![
-            forbidden("nvmlDeviceGetHandleByIndex_v2", 1, "NO_PERMISSION"),
-            forbidden("nvmlDeviceGetMemoryInfo*", 3, "UNKNOWN"),
-        ],
-        ..machine(vec![
-            gpu(),
-            gpu(),
-            Gpu { lost_after_calls: Some(0), ..gpu() },
-            Gpu { name_bytes, compute_mode: Some(3.into()), ..gpu() },
-        ])
-    };
-    on_stage("one_bad_gpu_spoils_no_other", scenario, |stage| {
-        let request =
-            ProbeRequest { name: true, memory: true, utilization: true, compute_mode: true, processes: true };
-        let seen = stage.nvml().probe(&request).unwrap();
-        assert_eq!(seen.iter().map(|device| device.index).collect::<Vec<_>>(), [0, 1, 2, 3]);
-        let memory = DeviceMemory { total: 81920 * MIB, free: 80896 * MIB, used: 1024 * MIB, unified: false };
-        assert_eq!(seen[0].memory, Ok(memory));
-        assert_eq!(
-            (&seen[1].uuid, &seen[1].memory),
-            (&Err(Reason::NoPermission), &Err(Reason::NoPermission))
-        );
-        assert_eq!(seen[2].uuid, Err(Reason::GpuLost));
-        assert!(matches!(&seen[3].memory, Err(Reason::Other(_))));
-        assert_eq!(seen[3].name.as_deref(), Ok("Odd \u{fffd} name"));
-        assert_eq!(seen[3].compute_mode, Ok(gpurun::model::device::ComputeMode::ExclusiveProcess));
-        assert_eq!(seen[3].gpu_utilization, Ok(70));
-        assert_eq!(
-            stage.nvml().identities().unwrap().len(),
-            2,
-            "what does not tell its UUID is not followed"
-        );
-    });
-}
-
-#[test]
-fn processes_come_with_owners_and_without_garbage() {
-    let own = std::process::id();
-    let scenario = Scenario {
-        v3_process_stride: Some(32),
-        ..machine(vec![Gpu {
-            process: vec![
-                Process::compute(own, 500.0),
-                Process { kind: Some("C+G".to_owned()), ..Process::compute(4_000_001, 300.0) },
-                Process { kind: Some("G".to_owned()), memory: None, ..Process::compute(4_000_002, 0.0) },
-                Process { kind: Some("M".to_owned()), ..Process::compute(4_000_003, 100.0) },
-                Process::compute(0, 10.0),
-                Process::compute(u32::MAX, 10.0),
-                Process::compute(4_000_004, 1e9),
-            ],
-            ..gpu()
-        }])
-    };
-    on_stage("processes_come_with_owners_and_without_garbage", scenario, |stage| {
-        let seen = stage.nvml().probe(&ProbeRequest { processes: true, ..ProbeRequest::default() }).unwrap();
-        let list = seen[0].processes.as_ref().unwrap();
-        let found: Vec<_> =
-            list.iter().map(|one| (one.pid > 4_000_000, one.memory.clone(), one.compute)).collect();
-        assert_eq!(
-            found,
-            [
-                (false, Ok(500 * MIB), true),
-                (true, Ok(300 * MIB), true),
-                (true, Err(Reason::NotSupported), false),
-                (true, Ok(100 * MIB), true),
-            ]
-        );
-        // The process that laid the stage is of this test's own user.
-        let me = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap());
-        assert_eq!(list[0].uid, Some(me));
-        assert_eq!(list[1].uid, None);
-    });
-}
-
-// ---- MIG ----
-
-#[test]
-fn slices_have_their_own_memory_and_the_parent_has_the_rest() {
-    on_stage(
-        "slices_have_their_own_memory_and_the_parent_has_the_rest",
-        ready_scenario("mig-a100"),
-        |stage| {
-            let nvml = stage.nvml();
-            let all = ProbeRequest {
-                name: true,
-                memory: true,
-                utilization: true,
-                compute_mode: true,
-                processes: true,
-            };
-            let seen = nvml.probe(&all).unwrap();
-            let places: Vec<_> = seen.iter().map(|one| (one.index, one.mig.map(|mig| mig.index))).collect();
-            assert_eq!(
-                places,
-                [(0, Some(0)), (0, Some(1)), (0, Some(3)), (1, None)],
-                "the hole ends nothing"
-            );
-            assert_eq!(seen[2].mig.unwrap().gpu_instance, Some(5));
-            assert!(
-                seen[0].uuid.as_ref().unwrap().is_mig() && !seen[0].parent_uuid.as_ref().unwrap().is_mig()
-            );
-            assert_eq!(seen[0].gpu_utilization, Err(Reason::NotSupported));
-            assert_eq!(seen[0].memory.as_ref().unwrap().used, 8200 * MIB);
-            assert_eq!(seen[0].processes.as_ref().unwrap().len(), 1);
-            assert_eq!(nvml.gpus_without_slices().unwrap(), Vec::<u32>::new());
-
-            let devices: Vec<_> = nvml.identities().unwrap().into_iter().take(2).map(Arc::new).collect();
-            stage.calls();
-            let mut reader = GpuReader::start(nvml, devices, settings()).unwrap();
-            let followed = reader.ready(PATIENCE).unwrap().unwrap();
-            let roles: Vec<_> = followed.iter().map(|one| one.role).collect();
-            assert_eq!(roles, [Role::Slice, Role::Slice, Role::Parent]);
-            assert_eq!((followed[2].identity.mig, followed[2].identity.index), (None, 0));
-            assert_eq!(Some(&followed[2].identity.uuid), seen[0].parent_uuid.as_ref());
-
-            for at in [0.0, 10.0] {
-                let frame = frame(stage, &mut reader, at);
-                near(value(&frame, 0, MetricId::GpuMemoryUsed), 8200.0);
-                near(value(&frame, 1, MetricId::GpuMemoryTotal), 4864.0);
-                assert_eq!(reading(&frame, 0, MetricId::GpuGpuUtilization), Some(Reading::Missing));
-                assert_eq!(reading(&frame, 0, MetricId::GpuPowerUsage), None, "it is the parent's");
-                near(value(&frame, 2, MetricId::GpuPowerUsage), 120.0);
-                near(value(&frame, 2, MetricId::GpuTemperature), 41.0);
-                near(value(&frame, 2, MetricId::GpuEnergy), 120.0 * at);
-                assert_eq!(reading(&frame, 2, MetricId::GpuMemoryUsed), None, "it is the slices'");
-                assert_eq!(processes(&frame, 0).len(), 1);
-                assert_eq!(
-                    (processes(&frame, 0)[0].memory, processes(&frame, 0)[0].sm),
-                    (Some(8100 * MIB), None)
-                );
-                assert_eq!(frame.devices[2].processes, None);
-            }
-            let counts = stage.counts();
-            assert_eq!(counts.get("nvmlDeviceGetProcessUtilization"), None);
-            assert_eq!(counts.get("nvmlDeviceGetUtilizationRates"), None);
-            assert!(reader.stop(PATIENCE));
-        },
-    );
-}
-
-#[test]
-fn a_gpu_in_mig_mode_without_slices_is_named() {
-    let scenario = machine(vec![
-        Gpu { mig_mode: Some(1), ..gpu() },
-        Gpu { mig: vec![Mig { index: Some(4), memory_total: Some(100.into()), ..Mig::default() }], ..gpu() },
-    ]);
-    on_stage("a_gpu_in_mig_mode_without_slices_is_named", scenario, |stage| {
-        let nvml = stage.nvml();
-        let seen = nvml.probe(&ProbeRequest::default()).unwrap();
-        assert_eq!(
-            seen.iter().map(|one| (one.index, one.mig.map(|m| m.index))).collect::<Vec<_>>(),
-            [(1, Some(4))]
-        );
-        assert_eq!(nvml.gpus_without_slices().unwrap(), [0]);
-    });
-}
-
-// ---- unified memory ----
-
-#[test]
-fn unified_memory_is_the_hosts() {
-    on_stage("unified_memory_is_the_hosts", ready_scenario("gb10-unified"), |stage| {
-        let host = HostMemory { total: 120 << 30, available: 70 << 30 };
-        let nvml = stage.nvml().with_host_memory(HostMemorySource::new(move || Some(host)));
-        let seen = nvml.probe(&ProbeRequest { memory: true, ..ProbeRequest::default() }).unwrap();
-        let memory = DeviceMemory { total: 120 << 30, free: 70 << 30, used: 20480 * MIB, unified: true };
-        assert_eq!(seen[0].memory, Ok(memory));
-        let mut reader = reader(nvml, settings());
-        for at in [0.0, 1.0, 2.0] {
-            let frame = frame(stage, &mut reader, at);
-            near(value(&frame, 0, MetricId::GpuMemoryUsed), 20480.0);
-            near(value(&frame, 0, MetricId::GpuMemoryFree), 70.0 * 1024.0);
-            near(value(&frame, 0, MetricId::GpuMemoryTotal), 120.0 * 1024.0);
-            near(value(&frame, 0, MetricId::GpuMemoryPercent), 100.0 * 20.0 / 120.0);
-        }
-    });
-}
-
-#[test]
-fn a_carve_out_is_no_budget_and_silence_alone_is_no_unified_memory() {
-    let scenario = machine(vec![
-        Gpu { name: Some("NVIDIA N1X".to_owned()), ..Gpu::with_memory(8128.0, 10.0, 0.0) },
-        Gpu { gpu_utilization: Some(1.into()), memory_utilization: Some(1.into()), ..Gpu::default() },
-        Gpu {
-            name: Some("NVIDIA GH200 480GB".to_owned()),
-            addressing_mode: Some(2),
-            ..Gpu::with_memory(97871.0, 1.0, 0.0)
-        },
-    ]);
-    on_stage("a_carve_out_is_no_budget_and_silence_alone_is_no_unified_memory", scenario, |stage| {
-        std::fs::write(stage.file("meminfo"), "MemTotal: 48000000 kB\nMemAvailable: 30000000 kB\n").unwrap();
-        let source = HostMemorySource::system(&stage.directory, &stage.directory);
-        let nvml = stage.nvml().with_host_memory(source);
-        let seen = nvml.probe(&ProbeRequest { memory: true, ..ProbeRequest::default() }).unwrap();
-        let memory = DeviceMemory { total: 48_000_000 << 10, free: 30_000_000 << 10, used: 0, unified: true };
-        assert_eq!(seen[0].memory, Ok(memory));
-        assert_eq!(seen[1].memory, Err(Reason::NotSupported));
-        assert_eq!(seen[2].memory.as_ref().map(|memory| memory.unified), Ok(false));
-    });
-}
+use super::stage::*;
+use crate::collectors::nvml::Nvml;
+use crate::model::metric::MetricId;
+use crate::model::reading::{Reading, Reason};
+use crate::sampling::gpu::{GpuNews, GpuReader, GpuSettings};
 
 // ---- the reader: values, paces, calls ----
 
@@ -500,7 +37,7 @@ fn every_value_is_in_its_unit() {
             ..gpu()
         }])
     };
-    on_stage("every_value_is_in_its_unit", scenario, |stage| {
+    on_stage("reader::every_value_is_in_its_unit", scenario, |stage| {
         let mut reader = reader(stage.nvml(), settings());
         let first = frame(stage, &mut reader, 2.0);
         for (id, expected) in [
@@ -549,7 +86,7 @@ fn eight_gpus_cost_so_many_calls_a_frame() {
         gpu.process = vec![Process { sm: Some(50.into()), ..Process::compute(4_000_000, 1000.0) }];
         gpu.fan_speed = Some(40.into());
     }
-    on_stage("eight_gpus_cost_so_many_calls_a_frame", scenario, |stage| {
+    on_stage("reader::eight_gpus_cost_so_many_calls_a_frame", scenario, |stage| {
         let cheap: BTreeMap<String, usize> = [
             ("nvmlDeviceGetUtilizationRates", 8),
             ("nvmlDeviceGetMemoryInfo_v2", 8),
@@ -611,7 +148,7 @@ fn the_sampling_pcie_call_is_made_only_when_asked() {
         pcie_rx: Some(Counter::rate(MIB as f64)),
         ..gpu()
     }]);
-    on_stage("the_sampling_pcie_call_is_made_only_when_asked", scenario, |stage| {
+    on_stage("reader::the_sampling_pcie_call_is_made_only_when_asked", scenario, |stage| {
         let metrics = vec![MetricId::GpuPcieTxSampled, MetricId::GpuPcieRxSampled];
         let mut asking = reader(
             stage.nvml(),
@@ -628,7 +165,7 @@ fn the_sampling_pcie_call_is_made_only_when_asked() {
 #[test]
 fn an_old_driver_gives_what_it_has_and_is_not_asked_twice_for_the_rest() {
     on_stage(
-        "an_old_driver_gives_what_it_has_and_is_not_asked_twice_for_the_rest",
+        "reader::an_old_driver_gives_what_it_has_and_is_not_asked_twice_for_the_rest",
         ready_scenario("old-driver"),
         |stage| {
             let mut reader = reader(stage.nvml(), settings());
@@ -672,7 +209,7 @@ fn without_field_values_the_older_calls_serve() {
         Gpu { fields: [missing("74"), missing("75"), missing("83")].into(), ..gpu() },
         Gpu { energy: None, ..gpu() },
     ]);
-    on_stage("without_field_values_the_older_calls_serve", scenario, |stage| {
+    on_stage("reader::without_field_values_the_older_calls_serve", scenario, |stage| {
         let mut reader = reader(stage.nvml(), settings());
         let first = frame(stage, &mut reader, 0.0);
         near(value(&first, 0, MetricId::GpuEnergy), 0.0);
@@ -705,7 +242,7 @@ fn byte_counters_that_wrap_go_on() {
         }))
     };
     let scenario = machine(vec![Gpu { pcie_tx: wrapping(1.5e9), pcie_rx: wrapping(1.0e9), ..gpu() }]);
-    on_stage("byte_counters_that_wrap_go_on", scenario, |stage| {
+    on_stage("reader::byte_counters_that_wrap_go_on", scenario, |stage| {
         let mut reader = reader(stage.nvml(), settings());
         for second in 0..12 {
             let now = frame(stage, &mut reader, f64::from(second));
@@ -727,7 +264,7 @@ fn energy_goes_on_after_a_counter_that_begins_anew() {
         wrap: None,
     }));
     let scenario = machine(vec![Gpu { energy: Some(energy), ..gpu() }]);
-    on_stage("energy_goes_on_after_a_counter_that_begins_anew", scenario, |stage| {
+    on_stage("reader::energy_goes_on_after_a_counter_that_begins_anew", scenario, |stage| {
         let mut reader = reader(stage.nvml(), settings());
         let joules: Vec<f64> = (0..5)
             .map(|second| value(&frame(stage, &mut reader, f64::from(second)), 0, MetricId::GpuEnergy))
@@ -755,7 +292,7 @@ fn newer_calls_that_refuse_are_replaced_for_good() {
             ..gpu()
         }])
     };
-    on_stage("newer_calls_that_refuse_are_replaced_for_good", scenario, |stage| {
+    on_stage("reader::newer_calls_that_refuse_are_replaced_for_good", scenario, |stage| {
         let mut reader = reader(stage.nvml(), settings());
         frame(stage, &mut reader, 0.0);
         stage.calls();
@@ -778,7 +315,7 @@ fn newer_calls_that_refuse_are_replaced_for_good() {
 fn lists_longer_than_the_buffer_are_whole() {
     let process = |pid| Process { sm: Some(1.into()), ..Process::compute(pid, 1.0) };
     let scenario = machine(vec![Gpu { process: (1..=700).map(process).collect(), ..gpu() }]);
-    on_stage("lists_longer_than_the_buffer_are_whole", scenario, |stage| {
+    on_stage("reader::lists_longer_than_the_buffer_are_whole", scenario, |stage| {
         let mut reader = reader(stage.nvml(), settings());
         let first = frame(stage, &mut reader, 1.0);
         let uses = processes(&first, 0);
@@ -809,7 +346,7 @@ fn process_shares_are_of_the_time_since_the_last_look() {
         ],
         ..gpu()
     }]);
-    on_stage("process_shares_are_of_the_time_since_the_last_look", scenario, |stage| {
+    on_stage("reader::process_shares_are_of_the_time_since_the_last_look", scenario, |stage| {
         let mut reader = reader(stage.nvml(), settings());
         for at in [200.0, 202.0] {
             let now = frame(stage, &mut reader, at);
@@ -835,7 +372,7 @@ fn an_idle_gpu_is_a_measured_zero_and_a_refusal_is_unknown() {
         }],
         ..machine(vec![Gpu { process: vec![Process::compute(4_000_001, 100.0)], ..gpu() }])
     };
-    on_stage("an_idle_gpu_is_a_measured_zero_and_a_refusal_is_unknown", scenario, |stage| {
+    on_stage("reader::an_idle_gpu_is_a_measured_zero_and_a_refusal_is_unknown", scenario, |stage| {
         let mut reader = reader(stage.nvml(), settings());
         assert_eq!(processes(&frame(stage, &mut reader, 1.0), 0)[0].sm, Some(0.0));
         assert_eq!(processes(&frame(stage, &mut reader, 6.0), 0)[0].sm, None);
@@ -862,7 +399,7 @@ fn a_refused_metric_is_retried_and_touches_no_other() {
         }],
         ..machine(vec![gpu(), gpu()])
     };
-    on_stage("a_refused_metric_is_retried_and_touches_no_other", scenario, |stage| {
+    on_stage("reader::a_refused_metric_is_retried_and_touches_no_other", scenario, |stage| {
         let mut reader = reader(stage.nvml(), settings());
         for second in 0..3 {
             let now = frame(stage, &mut reader, f64::from(second));
@@ -890,7 +427,7 @@ fn a_gpu_that_is_lost_is_missing_until_it_comes_back() {
         },
         gpu(),
     ]);
-    on_stage("a_gpu_that_is_lost_is_missing_until_it_comes_back", scenario, |stage| {
+    on_stage("reader::a_gpu_that_is_lost_is_missing_until_it_comes_back", scenario, |stage| {
         let mut reader = reader(stage.nvml(), settings());
         for second in 0..3 {
             near(value(&frame(stage, &mut reader, f64::from(second)), 0, MetricId::GpuTemperature), 40.0);
@@ -943,7 +480,7 @@ fn a_reloaded_driver_is_opened_anew() {
         }],
         ..machine(vec![gpu(), gpu()])
     };
-    on_stage("a_reloaded_driver_is_opened_anew", scenario, |stage| {
+    on_stage("reader::a_reloaded_driver_is_opened_anew", scenario, |stage| {
         let mut reader = reader(stage.nvml(), settings());
         for second in 0..3 {
             near(value(&frame(stage, &mut reader, f64::from(second)), 1, MetricId::GpuTemperature), 40.0);
@@ -976,7 +513,7 @@ fn a_hanging_call_costs_frames_and_nothing_else() {
         }],
         ..machine(vec![gpu()])
     };
-    on_stage("a_hanging_call_costs_frames_and_nothing_else", scenario, |stage| {
+    on_stage("reader::a_hanging_call_costs_frames_and_nothing_else", scenario, |stage| {
         let mut one = reader(stage.nvml(), settings());
         near(value(&frame(stage, &mut one, 0.0), 0, MetricId::GpuTemperature), 40.0);
         std::fs::write(stage.file("hang"), "").unwrap();
@@ -1006,7 +543,7 @@ fn a_hanging_call_costs_frames_and_nothing_else() {
 
 #[test]
 fn a_stopped_reader_has_shut_the_driver_down() {
-    on_stage("a_stopped_reader_has_shut_the_driver_down", machine(vec![gpu()]), |stage| {
+    on_stage("reader::a_stopped_reader_has_shut_the_driver_down", machine(vec![gpu()]), |stage| {
         let library = stage.library();
         let open = move || {
             let nvml = Nvml::open(Some(&library))?;

@@ -1,7 +1,6 @@
-//! Steady state allocates nothing: the sampler on a real tree, and the fold, under a counting allocator. A binary of
-//! its own, because an allocator counts for a whole program.
+//! Steady state allocates nothing: the sampler on a real tree, and the fold, under an allocator that counts for each
+//! thread.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::print_stdout, reason = "the cost is shown, and never judged")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -11,17 +10,17 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpurun::model::id::SeriesId;
-use gpurun::model::mark::{Mark, MarkOp};
-use gpurun::model::metric::MetricId;
-use gpurun::model::reading::Reading;
-use gpurun::model::sample::Sample;
-use gpurun::model::series::SeriesInfo;
-use gpurun::model::time::{ClockPair, Mono, Wall};
-use gpurun::model::window::RowKind;
-use gpurun::sampling::{Due, ProcessDetail, Sampler, SamplerSettings, TreeRoot};
-use gpurun::summary::Totals;
-use gpurun::windowing::{Fold, FoldSettings};
+use crate::model::id::SeriesId;
+use crate::model::mark::{Mark, MarkOp};
+use crate::model::metric::MetricId;
+use crate::model::reading::Reading;
+use crate::model::sample::Sample;
+use crate::model::series::SeriesInfo;
+use crate::model::time::{ClockPair, Mono, Wall};
+use crate::model::window::RowKind;
+use crate::sampling::{Due, ProcessDetail, Sampler, SamplerSettings, TreeRoot};
+use crate::summary::Totals;
+use crate::windowing::{Fold, FoldSettings};
 
 thread_local! {
     /// Of this thread: tests of one program run side by side, and the runner allocates beside them.
@@ -119,27 +118,30 @@ fn steady(children: usize, detail: ProcessDetail, descriptors: Option<usize>) {
     settings.processes = detail;
     settings.descriptors = descriptors;
     let mut sampler = Sampler::new(settings).unwrap();
+    let mut initial = sampler.initial_series().into_iter();
+    let (processes, _) = initial.find(|(_, info)| info.metric == MetricId::JobProcesses).unwrap();
     let (mut sample, mut changes) = (Sample::default(), Vec::new());
     let mut at = 0;
-    let mut take = |sampler: &mut Sampler| {
+    let mut take = |sample: &mut Sample| {
         at += 1_000_000_000;
-        sampler.sample(Mono(at), Due::unscheduled(), None, &mut sample, &mut changes);
-        let told = changes.len();
+        sampler.sample(Mono(at), Due::unscheduled(), || None, sample, &mut changes);
+        let count = changes.len();
         changes.clear();
-        told
+        count
     };
-    take(&mut sampler);
-    assert_eq!(sampler.live().processes.len(), children + 1);
-    while take(&mut sampler) > 0 {}
+    take(&mut sample);
+    let count = Reading::Value((children + 1) as f64);
+    assert!(sample.readings.contains(&(processes, count)), "all of the job is seen");
+    while take(&mut sample) > 0 {}
     // The host's own files may still outgrow a buffer once.
     for _ in 0..3 {
-        take(&mut sampler);
+        take(&mut sample);
     }
     const SAMPLES: u32 = 200;
     let before = ALLOCATIONS.get();
     let start = thread_cpu();
     for _ in 0..SAMPLES {
-        take(&mut sampler);
+        take(&mut sample);
     }
     let time = (thread_cpu() - start) / SAMPLES;
     let allocated = ALLOCATIONS.get() - before;
