@@ -254,7 +254,7 @@ mod tests {
     fn a_removed_socket_is_noticed_and_made_again() {
         let temp = tempfile::tempdir().unwrap();
         let base = temp.path().join("base");
-        let (mut directory, _listening) = SocketDirectory::listen(Some(&base)).unwrap();
+        let (mut directory, _listening) = SocketDirectory::listen(Some(&base), 7).unwrap();
         assert!(directory.is_there());
         fs::remove_dir_all(&base).unwrap();
         assert!(!directory.is_there());

@@ -77,7 +77,7 @@ pub(super) fn template(run: &RunInfo, pid: u32) -> TemplateValues {
         host: run.host.to_string(),
         // Nodes that write to one shared directory must not take the same name.
         rank: run.rank.or(run.node_rank),
-        pid: pid,
+        pid,
         run: run.run.to_string(),
         time: run.start,
         job: run.job.to_string(),
