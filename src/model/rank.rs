@@ -24,13 +24,13 @@ pub fn rank(variable: impl Fn(&str) -> Option<String>) -> Option<i32> {
         .find_map(number)
 }
 
-/// The rank of gpurun itself: that of its environment, unless it comes from Slurm and gpurun is its step's only
-/// task on this node. Then its job is a launcher such as `torchrun`, whose children have ranks of their own.
+/// The rank of gpurun itself: that of its environment, unless it comes from Slurm and the step has one task on each
+/// node. Then its job is a launcher such as `torchrun`, whose children have ranks of their own.
 pub fn own_rank(variable: impl Fn(&str) -> Option<String>) -> Option<i32> {
     let rank = rank(&variable);
     let given = ["RANK", "OMPI_COMM_WORLD_RANK"].iter().any(|name| natural(&variable, name).is_some());
     let slurm = !given && rank.is_some() && rank == natural(&variable, "SLURM_PROCID");
-    rank.filter(|_| !slurm || tasks_on_node(&variable) != Some(1))
+    rank.filter(|_| !slurm || !has_one_task_a_node(&variable))
 }
 
 /// The number of this node in the job.
@@ -42,19 +42,9 @@ fn natural(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Option<i32
     variable(name)?.trim().parse().ok().filter(|number| *number >= 0)
 }
 
-fn tasks_on_node(variable: &impl Fn(&str) -> Option<String>) -> Option<u32> {
-    let mut node = natural(variable, "SLURM_NODEID")?;
-    for part in variable(STEP_TASKS_PER_NODE)?.split(',') {
-        let (tasks, nodes) = match part.split_once("(x") {
-            Some((tasks, nodes)) => (tasks, nodes.trim_end_matches(')').parse().ok()?),
-            None => (part, 1),
-        };
-        if node < nodes {
-            return tasks.parse().ok();
-        }
-        node -= nodes;
-    }
-    None
+fn has_one_task_a_node(variable: &impl Fn(&str) -> Option<String>) -> bool {
+    let is_one = |part: &str| part.split_once("(x").map_or(part, |(tasks, _)| tasks) == "1";
+    variable(STEP_TASKS_PER_NODE).is_some_and(|list| list.split(',').all(is_one))
 }
 
 #[cfg(test)]
@@ -87,6 +77,14 @@ mod tests {
             ("SLURM_STEP_TASKS_PER_NODE", "1(x2)"),
         ];
         assert_eq!(both(per_node), (Some(1), None, Some(1)));
+        // Four ranks on two nodes, as they fitted.
+        let uneven = &[
+            ("SLURM_PROCID", "3"),
+            ("SLURM_NODEID", "1"),
+            ("SLURM_STEP_NUM_TASKS", "4"),
+            ("SLURM_STEP_TASKS_PER_NODE", "3,1"),
+        ];
+        assert_eq!(both(uneven), (Some(3), Some(3), Some(1)));
         let worker = &[("RANK", "12"), ("LOCAL_RANK", "4"), ("SLURM_PROCID", "1"), ("SLURM_NODEID", "1")];
         assert_eq!(both(worker), (Some(12), Some(12), Some(1)));
         // mpirun's daemons are Slurm's tasks.
@@ -106,17 +104,5 @@ mod tests {
         assert_eq!(both(batch), (None, None, Some(0)));
         assert_eq!(both(&[]), (None, None, None));
         assert_eq!(both(&[("RANK", "x"), ("PMI_RANK", "-1"), ("LOCAL_RANK", "2")]).0, Some(2));
-    }
-
-    #[test]
-    fn tasks_of_a_node_are_read_from_slurms_list() {
-        for (node, tasks) in [("0", Some(4)), ("2", Some(4)), ("3", Some(1)), ("4", None), ("x", None)] {
-            let environment = |name: &str| match name {
-                "SLURM_NODEID" => Some(node.to_owned()),
-                "SLURM_STEP_TASKS_PER_NODE" => Some("4(x3),1".to_owned()),
-                _ => None,
-            };
-            assert_eq!(tasks_on_node(&environment), tasks, "node {node}");
-        }
     }
 }

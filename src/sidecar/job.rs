@@ -73,6 +73,7 @@ pub(crate) fn run(setup: &Setup, link: SidecarEnd) -> u8 {
             return Exit::Ok.code();
         }
     };
+    process::hold_stops();
     let lease = prepared.chosen.lease.as_ref();
     let descriptors = lease.map(|lease| lease.descriptors().collect::<Vec<_>>()).unwrap_or_default();
     link.send_with(&ToMinder::Ready(prepared.ready(&setup.logging)), &descriptors);

@@ -57,6 +57,16 @@ pub fn leave_signals_to_minder() {
     stops.unblock();
 }
 
+/// From now on signals that stop wait too: the job may start at any moment, and the sidecar does not stop with it.
+pub fn hold_stops() {
+    let mut stops = SignalSet::EMPTY;
+    STOPS.iter().for_each(|signal| stops.insert(*signal));
+    stops.block();
+    STOPS.iter().for_each(|signal| {
+        ignore(*signal);
+    });
+}
+
 /// The sidecar's end of the link while the job runs: reports each signal that comes, for the minder to know which were
 /// sent to both.
 pub struct Talk {
@@ -73,9 +83,6 @@ impl Talk {
     /// No descriptor for the signals.
     pub fn begin(link: SidecarEnd, entered: Mono) -> io::Result<Self> {
         let signals = SignalSource::block_all()?;
-        STOPS.iter().for_each(|signal| {
-            ignore(*signal);
-        });
         process::outlive_parent();
         Ok(Self { link, signals, last_empty: Cell::new(entered) })
     }
@@ -124,7 +131,8 @@ impl Talk {
         let since = self.last_empty.get();
         while let Some(info) = self.signals.read() {
             let signal = i32::try_from(info.ssi_signo).unwrap_or(0);
-            if info.ssi_code <= 0 && signal != libc::SIGCHLD {
+            // The kernel's own have positive codes: terminal keys, a child's change of state.
+            if info.ssi_code <= 0 {
                 let sender = i32::try_from(info.ssi_pid).unwrap_or(0);
                 let at = clock::monotonic();
                 self.send(&ToMinder::Witnessed(Witnessed { signal, sender, since, at }));
