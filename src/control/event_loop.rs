@@ -21,8 +21,8 @@ use super::server::{ControlEvent, Settings, Shared};
 use super::stacks::Stacks;
 use crate::model::loss::Loss;
 
-/// How long a stopping server tries to hand its last events to a sink without room.
-const LAST_TRY: Duration = Duration::from_millis(500);
+/// How long a stopping server waits for a sink that takes no event.
+const LAST_PATIENCE: Duration = Duration::from_millis(500);
 
 /// How long to leave the listener alone after `accept` failed for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -340,13 +340,14 @@ where
         for mark in self.stacks.close_all(os::monotonic_now()) {
             self.emit(ControlEvent::Mark(mark));
         }
-        let deadline = Instant::now() + LAST_TRY;
-        loop {
+        let (mut left, mut since) = (self.waiting.len(), Instant::now());
+        while !self.waiting.is_empty() && since.elapsed() < LAST_PATIENCE {
             self.flush_waiting();
-            if self.waiting.is_empty() || Instant::now() >= deadline {
-                break;
+            if self.waiting.len() < left {
+                (left, since) = (self.waiting.len(), Instant::now());
+            } else {
+                std::thread::sleep(RETRY);
             }
-            std::thread::sleep(RETRY);
         }
         let late = self.waiting.iter().filter(|event| matches!(event, ControlEvent::Mark(_))).count();
         self.shared.losses.add(Loss::Late, late as u64);

@@ -119,7 +119,8 @@ where
         self.within_mark_rate(key)?;
         let (stack, at) = self.prepare(key, message.t)?;
         let began = message.began.map(|began| self.stacks.start_of_step(began, at));
-        self.mark(stack, at, MarkOp::Step { step, began, first_of_epoch: message.first });
+        let count = message.steps.unwrap_or(1).max(1);
+        self.mark(stack, at, MarkOp::Step { step, count, began, first_of_epoch: message.first });
         Ok(())
     }
 

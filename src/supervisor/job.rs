@@ -28,8 +28,8 @@ use super::{describe, targets};
 /// How long the end of the job may wait for the last window; the writers have their own patience.
 pub(super) const LAST_WINDOW: Duration = Duration::from_secs(1);
 
-/// How long the socket may take to hand over its last marks.
-pub(super) const LAST_MARKS: Duration = Duration::from_millis(200);
+/// How long the socket may take to hand over its last marks: a moment, unless the job said very much at its end.
+pub(super) const LAST_MARKS: Duration = Duration::from_secs(5);
 
 /// How long `--kill-tree` waits between asking and killing.
 const TREE_GRACE: Duration = Duration::from_secs(5);

@@ -173,7 +173,12 @@ fn a_polite_client_is_heard_with_its_own_stamps() {
         [
             begin("train"),
             begin("batch"),
-            MarkOp::Step { step: 9, began: Some(gpurun::model::time::Mono(t0 + 2)), first_of_epoch: true },
+            MarkOp::Step {
+                step: 9,
+                count: 1,
+                began: Some(gpurun::model::time::Mono(t0 + 2)),
+                first_of_epoch: true
+            },
             MarkOp::Log { step: Some(9), values: vec![("loss".into(), 0.5)] },
             MarkOp::Clear { tag: Some("batch".into()) },
             end("batch"),
@@ -596,7 +601,7 @@ fn a_named_stack_outlives_its_connections() {
         })
         .collect();
     assert!(marks.iter().all(|mark| mark.stack == open.stack));
-    let step = MarkOp::Step { step: 1, began: None, first_of_epoch: false };
+    let step = MarkOp::Step { step: 1, count: 1, began: None, first_of_epoch: false };
     assert_eq!(ops(&marks), [begin("load"), step, end("load"), MarkOp::Close]);
 }
 
