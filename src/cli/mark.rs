@@ -5,7 +5,7 @@ use crate::model::mark::{check_scalar_name, check_tag};
 
 /// What a script says to the gpurun around it.
 #[derive(Clone, Debug, PartialEq)]
-pub enum MarkRequest {
+pub(crate) enum MarkRequest {
     /// Begin a tag inside the open ones.
     Begin(String),
     /// End a tag (`None`: the innermost) and those inside it.
@@ -26,7 +26,7 @@ impl TagArgs {
     ///
     /// # Errors
     /// One line: the name cannot be a tag.
-    pub fn meaning(&self) -> Result<MarkRequest, String> {
+    pub(crate) fn meaning(&self) -> Result<MarkRequest, String> {
         match &self.action {
             TagAction::Begin { name } => Ok(MarkRequest::Begin(tag(name)?)),
             TagAction::End { name } => Ok(MarkRequest::End(name.as_deref().map(tag).transpose()?)),
@@ -36,7 +36,7 @@ impl TagArgs {
 
 impl StepArgs {
     /// What it means.
-    pub fn meaning(&self) -> MarkRequest {
+    pub(crate) fn meaning(&self) -> MarkRequest {
         MarkRequest::Step(self.step)
     }
 }
@@ -46,7 +46,7 @@ impl LogArgs {
     ///
     /// # Errors
     /// One line: a word is not `KEY=VALUE`, or its value is not a number.
-    pub fn meaning(&self) -> Result<MarkRequest, String> {
+    pub(crate) fn meaning(&self) -> Result<MarkRequest, String> {
         let values = self.values.iter().map(|word| scalar(word)).collect::<Result<_, _>>()?;
         Ok(MarkRequest::Log { values, step: self.step })
     }

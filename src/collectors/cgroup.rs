@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::procfs::file::{Buffer, KernelFile};
-use super::procfs::parse;
+use crate::sys::text;
 
 /// One level of the hierarchy that has a memory limit.
 #[derive(Debug)]
@@ -171,7 +171,7 @@ impl CgroupLimits {
             let Some(limit) = *limit else { continue };
             let usage = level.usage.read(buffer).ok().and_then(first_number);
             let inactive =
-                level.stat.read(buffer).ok().and_then(|text| parse::labelled(text, level.inactive_label));
+                level.stat.read(buffer).ok().and_then(|stat| text::labelled(stat, level.inactive_label));
             let (Some(usage), Some(inactive)) = (usage, inactive) else { continue };
             let bound = MemoryBound { limit, used: usage.saturating_sub(inactive) };
             let left = |b: MemoryBound| b.limit.saturating_sub(b.used);
@@ -200,8 +200,8 @@ fn levels(root: &Path, path: &str) -> Vec<PathBuf> {
     all
 }
 
-fn first_number(text: &[u8]) -> Option<u64> {
-    parse::number(parse::words(text).next()?)
+fn first_number(content: &[u8]) -> Option<u64> {
+    text::number(text::words(content).next()?)
 }
 
 /// A number alone in a file; `max` and negative numbers are `None`.

@@ -82,7 +82,6 @@ pub struct HostReader {
     disk_names: Vec<Box<[u8]>>,
     networks: Totals,
     memory_total: Option<u64>,
-    forks: Option<u64>,
 }
 
 /// A hair less than 100 %, so that no rounding shows more.
@@ -157,7 +156,6 @@ impl HostReader {
             disk_names: Vec::new(),
             networks: Totals::default(),
             memory_total: None,
-            forks: None,
         };
         reader.cgroup.refresh_limits(&mut reader.memory_limits);
         reader.memory_total = reader
@@ -183,12 +181,6 @@ impl HostReader {
     /// Total memory of the host in bytes, as last read.
     pub fn memory_total(&self) -> Option<u64> {
         self.memory_total
-    }
-
-    /// Processes and threads that the host had made since boot, as of the last read; `None` where that read
-    /// did not tell.
-    pub fn forks(&self) -> Option<u64> {
-        self.forks
     }
 
     /// Reads everything that `wants` asks for, at `now`, and hands each reading to `give`.
@@ -256,11 +248,9 @@ impl HostReader {
 
     /// Busy time as percent x seconds of the whole machine, since the first read.
     fn cpu(&mut self, now: Mono) -> Option<f64> {
-        self.forks = None;
         let times = parse::cpu_times(self.stat.as_ref()?.read(&mut self.buffer).ok()?)?;
         // Steps, not the kernel's total: the number of CPUs may change, and the kernel's own sum can
         // fall a little when one of them goes away.
-        self.forks = times.forks;
         let step = times.busy.saturating_sub(self.last_busy.unwrap_or(times.busy));
         self.last_busy = Some(times.busy);
         self.busy_percent_seconds += 100.0 * step as f64 / self.ticks_per_second / f64::from(times.cpus);

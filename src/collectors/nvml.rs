@@ -82,16 +82,26 @@ pub(crate) struct Inventory {
     pub(crate) without_slices: Vec<u32>,
 }
 
+/// Loads the library that [`Nvml::open`] would open, and does nothing with it.
+pub fn load_only(library: Option<&Path>) {
+    let _ = names(library).iter().any(|name| Library::open(name, libc::RTLD_LAZY).is_ok());
+}
+
+/// The library to open: `library` alone if given, else [`LIBRARY_NAMES`] in order.
+fn names(library: Option<&Path>) -> Vec<OsString> {
+    match library {
+        Some(path) => vec![path.as_os_str().to_owned()],
+        None => LIBRARY_NAMES.iter().map(OsString::from).collect(),
+    }
+}
+
 impl Nvml {
     /// Opens the driver library and initialises it: `library` alone if given, else [`LIBRARY_NAMES`] in order.
     ///
     /// # Errors
     /// Where no library can be loaded, or the driver does not answer to it. The text is one line that says what to do.
     pub fn open(library: Option<&Path>) -> Result<Self, NvmlError> {
-        let names: Vec<OsString> = match library {
-            Some(path) => vec![path.as_os_str().to_owned()],
-            None => LIBRARY_NAMES.iter().map(OsString::from).collect(),
-        };
+        let names = names(library);
         let mut first: Option<NvmlError> = None;
         for name in &names {
             match Self::open_one(name) {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::ControlError;
-use super::os;
+use crate::sys::users;
 
 const SOCKET_NAME: &str = "control.sock";
 
@@ -38,15 +38,18 @@ pub(super) struct SocketDirectory {
 }
 
 impl SocketDirectory {
-    /// Makes a private directory and listens in it. `base`: where, instead of the usual places.
-    pub(super) fn listen(base: Option<&Path>) -> Result<(SocketDirectory, UnixListener), ControlError> {
+    /// Makes a private directory, named after `pid`, and listens in it. `base`: where, instead of the usual places.
+    pub(super) fn listen(
+        base: Option<&Path>,
+        pid: u32,
+    ) -> Result<(SocketDirectory, UnixListener), ControlError> {
         let bases = match base {
             Some(base) => vec![base.to_path_buf()],
             None => bases(),
         };
         let mut last = None;
         for base in bases {
-            match Self::listen_in(base) {
+            match Self::listen_in(base, pid) {
                 Ok(done) => return Ok(done),
                 Err(error) => last = Some(error),
             }
@@ -57,11 +60,11 @@ impl SocketDirectory {
         }))
     }
 
-    fn listen_in(base: PathBuf) -> Result<(SocketDirectory, UnixListener), ControlError> {
+    fn listen_in(base: PathBuf, pid: u32) -> Result<(SocketDirectory, UnixListener), ControlError> {
         let in_base = |source| ControlError::Directory { path: base.clone(), source };
         ensure_private(&base).map_err(in_base)?;
         sweep(&base);
-        let dir = make_own(&base).map_err(in_base)?;
+        let dir = make_own(&base, pid).map_err(in_base)?;
         let socket = dir.join(SOCKET_NAME);
         let mut directory = Self { base, dir, socket, identity: None };
         match directory.bind() {
@@ -120,7 +123,7 @@ pub struct FoundSocket {
 
 /// Where our directories may be, best first.
 fn bases() -> Vec<PathBuf> {
-    let uid = os::effective_uid();
+    let uid = users::effective_uid();
     let mut bases = vec![PathBuf::from(format!("/tmp/gpurun-{uid}"))];
     bases.extend((1..SPARE_BASES).map(|n| PathBuf::from(format!("/tmp/gpurun-{uid}.{n}"))));
     if let Some(runtime) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
@@ -144,7 +147,7 @@ fn ensure_private(dir: &Path) -> io::Result<()> {
     if !meta.is_dir() {
         return Err(io::Error::other("it exists and is not a directory"));
     }
-    if meta.uid() != os::effective_uid() {
+    if meta.uid() != users::effective_uid() {
         return Err(io::Error::other("it belongs to another user"));
     }
     if meta.mode() & 0o077 != 0 {
@@ -153,8 +156,7 @@ fn ensure_private(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn make_own(base: &Path) -> io::Result<PathBuf> {
-    let pid = std::process::id();
+fn make_own(base: &Path, pid: u32) -> io::Result<PathBuf> {
     for n in 0..SERVERS_PER_PID {
         let name = if n == 0 { pid.to_string() } else { format!("{pid}.{n}") };
         let dir = base.join(name);
@@ -169,7 +171,7 @@ fn make_own(base: &Path) -> io::Result<PathBuf> {
 
 fn sockets_in(base: &Path) -> Vec<FoundSocket> {
     let private = fs::symlink_metadata(base)
-        .is_ok_and(|meta| meta.is_dir() && meta.uid() == os::effective_uid() && meta.mode() & 0o077 == 0);
+        .is_ok_and(|meta| meta.is_dir() && meta.uid() == users::effective_uid() && meta.mode() & 0o077 == 0);
     if !private {
         return Vec::new();
     }
@@ -226,18 +228,18 @@ mod tests {
         fs::create_dir(&real).unwrap();
         let link = temp.path().join("link");
         std::os::unix::fs::symlink(&real, &link).unwrap();
-        assert!(SocketDirectory::listen(Some(&link)).is_err());
+        assert!(SocketDirectory::listen(Some(&link), 7).is_err());
         let file = temp.path().join("file");
         fs::write(&file, b"").unwrap();
-        assert!(SocketDirectory::listen(Some(&file)).is_err());
+        assert!(SocketDirectory::listen(Some(&file), 7).is_err());
     }
 
     #[test]
     fn everything_is_private_and_goes_away() {
         let temp = tempfile::tempdir().unwrap();
         let base = temp.path().join("base");
-        let (first, _listening) = SocketDirectory::listen(Some(&base)).unwrap();
-        let (second, _too) = SocketDirectory::listen(Some(&base)).unwrap();
+        let (first, _listening) = SocketDirectory::listen(Some(&base), 7).unwrap();
+        let (second, _too) = SocketDirectory::listen(Some(&base), 7).unwrap();
         assert_ne!(first.socket(), second.socket());
         for path in [base.as_path(), first.socket().parent().unwrap()] {
             assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o700);
@@ -252,7 +254,7 @@ mod tests {
     fn a_removed_socket_is_noticed_and_made_again() {
         let temp = tempfile::tempdir().unwrap();
         let base = temp.path().join("base");
-        let (mut directory, _listening) = SocketDirectory::listen(Some(&base)).unwrap();
+        let (mut directory, _listening) = SocketDirectory::listen(Some(&base), 7).unwrap();
         assert!(directory.is_there());
         fs::remove_dir_all(&base).unwrap();
         assert!(!directory.is_there());
@@ -272,7 +274,7 @@ mod tests {
         let base = temp.path().join("base");
         fs::create_dir(&base).unwrap();
         fs::set_permissions(&base, fs::Permissions::from_mode(0o777)).unwrap();
-        let _server = SocketDirectory::listen(Some(&base)).unwrap();
+        let _server = SocketDirectory::listen(Some(&base), 7).unwrap();
         assert_eq!(fs::metadata(&base).unwrap().mode() & 0o777, 0o700);
     }
 
@@ -280,7 +282,7 @@ mod tests {
     fn a_path_too_long_for_a_socket_is_an_error() {
         let temp = tempfile::tempdir().unwrap();
         let base = temp.path().join("x".repeat(120));
-        assert!(matches!(SocketDirectory::listen(Some(&base)), Err(ControlError::Listen { .. })));
+        assert!(matches!(SocketDirectory::listen(Some(&base), 7), Err(ControlError::Listen { .. })));
         assert!(sockets_in(&base).is_empty());
     }
 }

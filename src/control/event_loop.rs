@@ -20,6 +20,7 @@ use super::os;
 use super::server::{ControlEvent, Settings, Shared};
 use super::stacks::Stacks;
 use crate::model::loss::Loss;
+use crate::sys::{clock, users};
 
 /// How long a stopping server waits for a sink that takes no event.
 const LAST_PATIENCE: Duration = Duration::from_millis(500);
@@ -70,7 +71,7 @@ where
         shared: Arc<Shared>,
         sink: S,
     ) -> Self {
-        let stacks = Stacks::new(&settings.limits, settings.first_stack, os::monotonic_now());
+        let stacks = Stacks::new(&settings.limits, settings.first_stack, clock::monotonic());
         let check_again = Instant::now() + settings.check_every;
         Self {
             settings,
@@ -124,7 +125,7 @@ where
 
     /// Waits, and says which connections can be read and which can be written.
     fn wait(&mut self) -> io::Result<(Vec<u64>, Vec<u64>)> {
-        let now = os::monotonic_now();
+        let now = clock::monotonic();
         let mut timeout = self.check_again.saturating_duration_since(Instant::now());
         let accepting = self.accept_again.is_none_or(|at| Instant::now() >= at);
         if !accepting || !self.waiting.is_empty() {
@@ -214,7 +215,7 @@ where
     fn admit(&mut self, stream: UnixStream) {
         let limits = &self.settings.limits;
         let Ok(peer) = os::peer_of(&stream) else { return };
-        if peer.uid != os::effective_uid() && peer.uid != 0 || stream.set_nonblocking(true).is_err() {
+        if peer.uid != users::effective_uid() && peer.uid != 0 || stream.set_nonblocking(true).is_err() {
             return;
         }
         let of_process = match peer.pid {
@@ -224,7 +225,7 @@ where
         if self.connections.len() >= limits.connections || of_process >= limits.connections_per_process {
             return self.lose(Loss::Connections, 1);
         }
-        let connection = Connection::new(stream, peer, limits, os::monotonic_now());
+        let connection = Connection::new(stream, peer, limits, clock::monotonic());
         self.connections.insert(self.next_connection, connection);
         self.next_connection += 1;
     }
@@ -232,7 +233,7 @@ where
     /// One read of one connection, and what its lines say. Says whether there may be more.
     fn read_from(&mut self, key: u64) -> bool {
         let Some(connection) = self.connections.get_mut(&key) else { return false };
-        match connection.read(&mut self.chunk, os::monotonic_now()) {
+        match connection.read(&mut self.chunk, clock::monotonic()) {
             ReadOutcome::Nothing => return false,
             ReadOutcome::End => {
                 self.end_of(key);
@@ -261,7 +262,7 @@ where
         }
         if connection.named.is_none()
             && let Some(stack) = connection.stack
-            && let Some(mark) = self.stacks.close(stack, os::monotonic_now())
+            && let Some(mark) = self.stacks.close(stack, clock::monotonic())
         {
             self.emit(ControlEvent::Mark(mark));
         }
@@ -337,7 +338,7 @@ where
             }
             self.end_of(key);
         }
-        for mark in self.stacks.close_all(os::monotonic_now()) {
+        for mark in self.stacks.close_all(clock::monotonic()) {
             self.emit(ControlEvent::Mark(mark));
         }
         let (mut left, mut since) = (self.waiting.len(), Instant::now());

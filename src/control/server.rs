@@ -30,6 +30,8 @@ pub struct Settings {
     pub first_stack: u32,
     /// Name of the run, told to clients that say hello.
     pub run: Arc<str>,
+    /// Process id under which `gpurun status` finds the socket.
+    pub pid: u32,
     /// How often to look whether the socket is still there.
     pub check_every: Duration,
 }
@@ -41,6 +43,7 @@ impl Default for Settings {
             limits: Limits::default(),
             first_stack: 1,
             run: Arc::from(""),
+            pid: std::process::id(),
             check_every: Duration::from_secs(10),
         }
     }
@@ -101,7 +104,7 @@ impl Server {
     where
         S: FnMut(ControlEvent) -> Result<(), ControlEvent> + Send + 'static,
     {
-        let (directory, listener) = SocketDirectory::listen(settings.dir.as_deref())?;
+        let (directory, listener) = SocketDirectory::listen(settings.dir.as_deref(), settings.pid)?;
         let socket = directory.socket().to_path_buf();
         let pair = || -> io::Result<_> {
             let (woken, wake) = UnixStream::pair()?;

@@ -450,7 +450,7 @@ catalogue! {
     }
     JobMemoryRss {
         Job, "memory_rss", "MiB", Gauge, Cheap, "memory", Whole,
-        source: "/proc/PID/statm, VmHWM, ru_maxrss",
+        source: "/proc/PID/status, ru_maxrss",
         absent: "",
         about: "resident memory summed over the tree; shared pages count once per process",
     }
@@ -492,13 +492,13 @@ catalogue! {
     }
     ProcessMemoryRss {
         Process, "memory_rss", "MiB", Gauge, Cheap, "memory", Whole,
-        source: "/proc/PID/statm, VmHWM",
+        source: "/proc/PID/status",
         absent: "",
         about: "resident memory; max is the kernel's own peak",
     }
     ProcessMemoryPercent {
         Process, "memory_percent", "%", Gauge, Cheap, "memory", Whole,
-        source: "/proc/PID/statm, /proc/meminfo",
+        source: "/proc/PID/status, /proc/meminfo",
         absent: "",
         about: "resident memory / host memory",
     }
@@ -558,7 +558,7 @@ catalogue! {
     }
     GpurunMemoryRss {
         Gpurun, "memory_rss", "MiB", Gauge, Cheap, "own", Whole,
-        source: "/proc/self/statm",
+        source: "/proc/PID/status",
         absent: "",
         about: "resident memory of gpurun itself",
     }

@@ -3,11 +3,10 @@
 
 use std::path::Path;
 
+use super::MIB;
 use super::frame::{DeviceFrame, GpuProcessUse};
 use super::tree::Tree;
 use crate::model::reading::Reading;
-
-const MIB: f64 = (1u64 << 20) as f64;
 
 /// Inode of the first PID namespace (`PROC_PID_INIT_INO`): NVML's pids are of this one.
 const HOST_NAMESPACE: &str = "pid:[4026531836]";

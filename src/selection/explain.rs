@@ -30,7 +30,50 @@ pub fn bytes_text(bytes: u64) -> String {
     format!("{}.{} {name}", tenths / 10, tenths % 10)
 }
 
-/// A value or limit for people.
+/// Exactly so many bytes in the shortest way to write them: `39.9 GiB` for what `39.9GiB` was read as.
+fn exact_bytes_text(bytes: u64) -> String {
+    const UNITS: [(&str, u128); 9] = [
+        ("TiB", 1 << 40),
+        ("GiB", 1 << 30),
+        ("MiB", 1 << 20),
+        ("KiB", 1 << 10),
+        ("TB", 1_000_000_000_000),
+        ("GB", 1_000_000_000),
+        ("MB", 1_000_000),
+        ("kB", 1_000),
+        ("B", 1),
+    ];
+    let exact = UNITS.iter().filter_map(|(name, unit)| Some((decimal(bytes.into(), *unit)?, *name)));
+    let shortest = exact.min_by_key(|(number, _)| number.len());
+    shortest.map_or_else(|| format!("{bytes} B"), |(number, name)| format!("{number} {name}"))
+}
+
+/// The number of `unit`s with at most three decimals that stands for exactly `bytes`, where a fraction of a byte is
+/// cut, as it is when a size is read.
+fn decimal(bytes: u128, unit: u128) -> Option<String> {
+    if bytes < unit {
+        return None;
+    }
+    (0..=3_usize).find_map(|decimals| {
+        let scale = 10_u128.pow(u32::try_from(decimals).ok()?);
+        let number = (bytes * scale).div_ceil(unit);
+        let is_exact = number * unit / scale == bytes;
+        is_exact.then(|| match decimals {
+            0 => number.to_string(),
+            _ => format!("{}.{:0decimals$}", number / scale, number % scale),
+        })
+    })
+}
+
+/// A limit for people: as exact as it was typed.
+fn limit_text(limit: &Quantity) -> String {
+    match limit {
+        Quantity::Bytes(bytes) => exact_bytes_text(*bytes),
+        other => quantity_text(other),
+    }
+}
+
+/// A value for people.
 fn quantity_text(quantity: &Quantity) -> String {
     match quantity {
         Quantity::Bytes(bytes) => bytes_text(*bytes),
@@ -67,7 +110,7 @@ fn relation(constraint: Constraint) -> &'static str {
 /// One refusal or loosening in a few words.
 pub fn verdict_text(verdict: &Verdict) -> String {
     let value = verdict.value.as_ref().map(quantity_text);
-    let limit = verdict.limit.as_ref().map(quantity_text).unwrap_or_default();
+    let limit = verdict.limit.as_ref().map(limit_text).unwrap_or_default();
     match (&verdict.outcome, verdict.constraint) {
         (Outcome::Unreadable(Reason::GpuLost), Constraint::Reachable) => "the GPU is lost".to_owned(),
         (Outcome::Unreadable(reason), Constraint::Reachable) => format!("cannot be used: {reason}"),
@@ -111,7 +154,7 @@ pub fn table(choice: &Choice, candidates: &[DeviceSnapshot]) -> String {
     for judged in &choice.judged {
         let Some(device) = candidates.get(judged.candidate) else { continue };
         for verdict in &judged.verdicts {
-            let limit = verdict.limit.as_ref().map(quantity_text);
+            let limit = verdict.limit.as_ref().map(limit_text);
             rows.push([
                 device_label(device),
                 verdict.constraint.label().to_owned(),
@@ -219,4 +262,48 @@ fn verdict_json(verdict: &Verdict) -> Value {
         "verdict": outcome_word(&verdict.outcome),
         "reason": reason,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn limits_read_as_they_were_typed() {
+        for (bytes, text) in [
+            (42_842_298_777, "39.9 GiB"),
+            (8 << 30, "8 GiB"),
+            (8_000_000_000, "8 GB"),
+            (500 << 20, "500 MiB"),
+            (1 << 40, "1 TiB"),
+            (1_610_612_736, "1.5 GiB"),
+            (8, "8 B"),
+            (0, "0 B"),
+            (12_345_678_901, "12345678901 B"),
+            (u64::MAX, "18446744073709551615 B"),
+        ] {
+            assert_eq!(exact_bytes_text(bytes), text);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_is_the_limit(thousandths in 1_u64..99_999_999, gib in any::<bool>()) {
+            let unit: u128 = if gib { 1 << 30 } else { 1_000_000 };
+            let bytes = u64::try_from(u128::from(thousandths) * unit / 1000).unwrap();
+            let text = exact_bytes_text(bytes);
+            let (number, name) = text.split_once(' ').unwrap();
+            let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+            let digits: u128 = format!("{whole}{fraction}").parse().unwrap();
+            let (letter, base) = match name.strip_suffix("iB") {
+                Some(letter) => (letter, 1024_u128),
+                None => (name.strip_suffix('B').unwrap(), 1000),
+            };
+            let power = ["", "k", "m", "g", "t"].iter().position(|l| *l == letter.to_lowercase()).unwrap();
+            let unit = base.pow(power.try_into().unwrap());
+            prop_assert_eq!(digits * unit / 10_u128.pow(fraction.len().try_into().unwrap()), u128::from(bytes));
+        }
+    }
 }

@@ -252,7 +252,11 @@ assert gpurun.is_active()
 with gpurun.tag("train"):
     for n in range(2000):
         if n == 500:
-            os.kill(int(os.environ["GPURUN_PID"]), signal.SIGKILL)
+            minder = int(os.environ["GPURUN_PID"])
+            for pid in open(f"/proc/{minder}/task/{minder}/children").read().split():
+                if open(f"/proc/{pid}/comm").read().strip() == "gpurun-sidecar":
+                    os.kill(int(pid), signal.SIGKILL)
+            os.kill(minder, signal.SIGKILL)
         with gpurun.step(n), gpurun.tag("batch"):
             gpurun.log({"n": n})
     # The kernel closes the socket a moment after the kill; then asking shows that nobody is there.

@@ -22,6 +22,12 @@ pub enum NvmlError {
         /// The loader's words.
         detail: String,
     },
+    /// The library crashes while it is loaded.
+    #[error("the NVIDIA driver library crashes while it is loaded ({signal})")]
+    LoadCrashed {
+        /// The signal that it died by.
+        signal: String,
+    },
     /// The library is there, the kernel's driver is not.
     #[error("the NVIDIA driver is not running ({library} is there, its kernel module is not loaded)")]
     NoDriver {
@@ -130,6 +136,11 @@ impl Fault {
                     | sys::nvmlReturn_enum_NVML_ERROR_LIB_RM_VERSION_MISMATCH
             )
         )
+    }
+
+    /// Whether neither the GPU nor the driver answers any more: nothing else of the device need be asked.
+    pub fn is_fatal(self) -> bool {
+        self.is_lost() || self.is_driver_gone()
     }
 
     /// Whether the call, which takes nothing but a handle, refuses its arguments.

@@ -44,7 +44,7 @@ impl Nvml {
         let uuid = match self.uuid(device) {
             Ok(uuid) => Ok(GpuUuid::new(uuid)),
             // A lost GPU answers nothing else either, and every try may take seconds.
-            Err(fault) if fault.is_lost() || fault.is_driver_gone() => {
+            Err(fault) if fault.is_fatal() => {
                 return unreadable(leaf.index, &fault.reason(), request);
             }
             Err(fault) => Err(fault.reason()),

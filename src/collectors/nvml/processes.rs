@@ -234,7 +234,7 @@ impl Nvml {
         for kind in [COMPUTE, GRAPHICS, MPS] {
             match self.list(device, kind, total, buffer) {
                 Ok(()) => merge(&mut buffer.merged, &buffer.one, kind != GRAPHICS),
-                Err(fault) if kind == COMPUTE || fault.is_lost() || fault.is_driver_gone() => {
+                Err(fault) if kind == COMPUTE || fault.is_fatal() => {
                     return Err(fault);
                 }
                 Err(_) => {}

@@ -36,24 +36,14 @@ impl GpuSettings {
         }
     }
 
-    /// The time between reads of a metric: what its series expects.
-    pub fn pace(&self, metric: MetricId) -> Duration {
-        let entry = metric.get();
-        match (entry.scope, entry.tier) {
-            (Scope::Gpu, Tier::Dear | Tier::OptIn) => self.dear_every,
-            (Scope::Job | Scope::Process, Tier::Dear) => self.processes_every,
-            _ => self.interval,
-        }
-    }
-
     pub(super) fn wanted(&self) -> MetricSet {
         self.metrics.iter().copied().filter(|id| id.get().scope == Scope::Gpu).collect()
     }
 
     /// Those of the wanted metrics that are not read in every frame.
-    pub(super) fn slow(&self) -> MetricSet {
-        let slow = |id: &MetricId| matches!(id.get().tier, Tier::Dear | Tier::OptIn);
-        self.wanted().iter().filter(slow).collect()
+    pub(super) fn expensive(&self) -> MetricSet {
+        let expensive = |id: &MetricId| matches!(id.get().tier, Tier::Dear | Tier::OptIn);
+        self.wanted().iter().filter(expensive).collect()
     }
 
     /// A gap that an integral still bridges, as windows do.
@@ -67,25 +57,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paces_follow_the_tiers_and_never_pass_the_interval() {
-        let second = Duration::from_secs(1);
-        let settings = GpuSettings::new(MetricId::ALL.to_vec(), second);
-        assert_eq!(settings.pace(MetricId::GpuPowerUsage), second);
-        assert_eq!(settings.pace(MetricId::GpuFanSpeed), 5 * second);
-        assert_eq!(settings.pace(MetricId::GpuPcieRxSampled), 5 * second);
-        assert_eq!(settings.pace(MetricId::JobGpuMemory), 2 * second);
-        assert_eq!(settings.pace(MetricId::ProcessGpuSmUtilization), 2 * second);
-        assert_eq!(settings.pace(MetricId::HostCpuPercent), second);
-        let slow = GpuSettings::new(Vec::new(), 30 * second);
-        assert!(MetricId::ALL.iter().all(|id| slow.pace(*id) == 30 * second));
-    }
-
-    #[test]
     fn only_the_gpu_scope_is_wanted() {
         let settings = GpuSettings::new(MetricId::ALL.to_vec(), Duration::from_secs(1));
         assert!(settings.wanted().iter().all(|id| id.get().scope == Scope::Gpu));
         assert!(
-            settings.slow().has(MetricId::GpuFanSpeed) && !settings.slow().has(MetricId::GpuGpuUtilization)
+            settings.expensive().has(MetricId::GpuFanSpeed)
+                && !settings.expensive().has(MetricId::GpuGpuUtilization)
         );
     }
 }
