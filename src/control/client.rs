@@ -1,4 +1,4 @@
-//! The other end: what `gpurun tag`, `step`, `log` and `status` say to a running gpurun.
+//! The client's side of the socket, for `gpurun tag`, `step`, `log` and `status`.
 
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -23,10 +23,10 @@ pub enum ClientError {
     /// The reply did not come in time.
     #[error("gpurun did not answer in time")]
     TimedOut,
-    /// The reply is none of ours.
-    #[error("gpurun answered with something else than the protocol's JSON")]
+    /// The reply is not one of the protocol.
+    #[error("the reply of gpurun is not JSON of the control protocol")]
     Garbled,
-    /// gpurun's own words.
+    /// gpurun refused; in its words.
     #[error("{0}")]
     Refused(String),
 }

@@ -57,7 +57,8 @@ pub(super) struct EventLoop<S> {
     waiting: VecDeque<ControlEvent>,
     chunk: Vec<u8>,
     accept_again: Option<Instant>,
-    check_again: Instant,
+    /// When to look whether the socket is there; `None` once it cannot be made again.
+    check_again: Option<Instant>,
 }
 
 impl<S> EventLoop<S>
@@ -72,7 +73,7 @@ where
         sink: S,
     ) -> Self {
         let stacks = Stacks::new(&settings.limits, settings.first_stack, clock::monotonic());
-        let check_again = Instant::now() + settings.check_every;
+        let check_again = Some(Instant::now() + settings.check_every);
         Self {
             settings,
             directory,
@@ -126,10 +127,11 @@ where
     /// Waits, and says which connections can be read and which can be written.
     fn wait(&mut self) -> io::Result<(Vec<u64>, Vec<u64>)> {
         let now = clock::monotonic();
-        let mut timeout = self.check_again.saturating_duration_since(Instant::now());
+        let mut timeout = self.check_again.map(|at| at.saturating_duration_since(Instant::now()));
+        let mut within = |limit: Duration| timeout = Some(timeout.map_or(limit, |t| t.min(limit)));
         let accepting = self.accept_again.is_none_or(|at| Instant::now() >= at);
         if !accepting || !self.waiting.is_empty() {
-            timeout = timeout.min(RETRY);
+            within(RETRY);
         }
         let has_room = self.waiting.len() < self.settings.limits.waiting_events;
         let mut keys = Vec::with_capacity(self.connections.len());
@@ -140,7 +142,7 @@ where
         for (key, connection) in &mut self.connections {
             let within_rate = connection.bytes.is_open(now);
             if !within_rate {
-                timeout = timeout.min(RETRY);
+                within(RETRY);
             }
             let (read, write) = (has_room && within_rate, connection.has_output());
             // A peer that is gone is reported whatever is asked for, and would be again and again.
@@ -149,7 +151,7 @@ where
                 interests.push(os::interest(connection.stream.as_fd(), read, write));
             }
         }
-        os::poll(&mut interests, Some(timeout))?;
+        os::poll(&mut interests, timeout)?;
         let (mut readable, mut writable) = (Vec::new(), Vec::new());
         for ((key, read), interest) in keys.into_iter().zip(&interests[fixed..]) {
             if read && os::is_readable(interest) {
@@ -296,10 +298,10 @@ where
 
     /// Makes the socket again if somebody removed it, so that processes of the job that start later find it.
     fn check_socket(&mut self) {
-        if Instant::now() < self.check_again {
+        if self.check_again.is_none_or(|at| Instant::now() < at) {
             return;
         }
-        self.check_again = Instant::now() + self.settings.check_every;
+        self.check_again = Some(Instant::now() + self.settings.check_every);
         if self.directory.is_there() {
             return;
         }
@@ -312,8 +314,7 @@ where
                 )));
             }
             Err(error) => {
-                // Said once: it stays as it is.
-                self.check_again = Instant::now() + Duration::from_secs(u64::from(u32::MAX));
+                self.check_again = None;
                 self.emit(ControlEvent::Notice(format!(
                     "the job's socket {path} was removed and cannot be made again ({error}): \
                      processes of the job that start from now on cannot set tags, steps or scalars"
