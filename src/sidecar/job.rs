@@ -33,8 +33,8 @@ use crate::writers::Opened;
 /// How long the end of the job may wait for the last window; the writers have their own patience.
 pub(super) const LAST_WINDOW: Duration = Duration::from_secs(1);
 
-/// How long the socket may take to hand over its last marks.
-pub(super) const LAST_MARKS: Duration = Duration::from_millis(200);
+/// How long the socket may take to hand over its last marks: a moment, unless the job said very much at its end.
+pub(super) const LAST_MARKS: Duration = Duration::from_secs(5);
 
 /// How long the minder may take to say what the job left behind; more than the grace that it gives.
 const LEFT_BEHIND: Duration = Duration::from_secs(2);
