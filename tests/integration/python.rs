@@ -282,69 +282,6 @@ sys.exit(23)
 }
 
 #[test]
-<<<<<<< HEAD
-fn scripts_mark_tags_steps_and_scalars() {
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path();
-    let shell = "set -e
-        gpurun tag begin load
-        gpurun step 1
-        gpurun log loss=0.5 acc=0.25 --step 1
-        gpurun step 2
-        gpurun tag begin inner
-        gpurun tag end load
-        gpurun tag begin load
-        gpurun tag begin load 2> refused
-        gpurun tag end
-        gpurun tag end 2>> refused
-        RANK=3 gpurun tag begin of-rank
-        RANK=3 gpurun tag end";
-    let output =
-        succeed(&mut gpurun(dir, None, &["--every-n-steps", "2", "--log", "x.csv"], &["sh", "-c", shell]));
-    assert!(output.stdout.is_empty());
-    let refused = std::fs::read_to_string(dir.join("refused")).unwrap();
-    assert!(refused.contains("already open") && refused.lines().count() <= 2, "{refused}");
-    let csv = Csv::read(&dir.join("x.csv"));
-    let times =
-        |tag: &str| csv.select(&[("kind", "tag"), ("tag", tag), ("metric", "processes")], "mean").len();
-    assert_eq!((times("run/load"), times("run/load/inner"), times("run/of-rank")), (2, 1, 1));
-    assert_eq!(
-        csv.select(&[("kind", "tag"), ("tag", "run/of-rank"), ("metric", "processes")], "rank"),
-        ["3"]
-    );
-    assert!(!csv.select(&[("kind", "step"), ("step", "2")], "mean").is_empty());
-    let loss = csv.numbers(&[("scope", "user"), ("metric", "loss")], "last");
-    assert!(!loss.is_empty() && loss.iter().all(|value| *value == 0.5), "{loss:?}");
-}
-
-#[test]
-fn outside_gpurun_scripts_get_a_silent_success() {
-    let dir = tempfile::tempdir().unwrap();
-    let dead = dir.path().join("dead.sock");
-    drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
-    for socket in [None, Some(Path::new("")), Some(Path::new("/nonexistent/s")), Some(dead.as_path())] {
-        for args in [&["tag", "begin", "a"][..], &["tag", "end"], &["step", "-5"], &["log", "a=1"]] {
-            let mut command = Command::new(support::gpurun());
-            environment(command.args(args), dir.path());
-            if let Some(socket) = socket {
-                command.env("GPURUN_SOCKET", socket);
-            }
-            let output = succeed(&mut command);
-            assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{args:?} {socket:?}: {output:?}");
-        }
-    }
-    for args in [&["tag", "begin", "a/b"][..], &["log", "loss"], &["step", "x"], &["tag", "begin"]] {
-        let mut command = Command::new(support::gpurun());
-        environment(command.args(args), dir.path());
-        let output = command.output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{args:?}");
-        assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1, "{args:?}");
-    }
-}
-
-#[test]
-=======
->>>>>>> w-control
 fn status_shows_the_current_window_of_a_running_gpurun() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
