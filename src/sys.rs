@@ -10,5 +10,6 @@ pub mod process;
 pub mod signals;
 pub mod stat;
 pub mod stderr;
+pub mod terminal;
 pub mod text;
 pub mod users;

@@ -80,7 +80,7 @@ fn one(
             if named { writeln!(out, "{what}") } else { Ok(()) }
         }
         Err(WriterError::Busy(path)) if !named => {
-            writeln!(out, "{}: a running gpurun writes it; left alone", path.display())
+            writeln!(out, "{}: skipped, a running gpurun writes it", path.display())
         }
         Err(e) => {
             outcome.failed += 1;
@@ -94,8 +94,8 @@ fn finish(path: &Path) -> Result<(bool, String), WriterError> {
     if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv")) {
         let cut = writers::recover_csv(path)?;
         return Ok(match cut {
-            0 => (false, format!("{}: whole already", path.display())),
-            n => (true, format!("{}: cut an incomplete last line of {n} bytes", path.display())),
+            0 => (false, format!("{}: already complete", path.display())),
+            n => (true, format!("{}: removed an incomplete last line of {n} bytes", path.display())),
         });
     }
     let journal = match writers::target_of_journal(path) {
@@ -106,16 +106,16 @@ fn finish(path: &Path) -> Result<(bool, String), WriterError> {
         // Without a journal there must be a whole file, or the name is wrong.
         let target = writers::target_of_journal(path).unwrap_or_else(|| path.to_owned());
         writers::read::rows(&target)?;
-        return Ok((false, format!("{}: whole already", target.display())));
+        return Ok((false, format!("{}: already complete", target.display())));
     }
     let done = writers::recover(&journal)?;
     let target = done.target.display();
     if done.was_done {
-        return Ok((true, format!("{target}: was finished already; its journal is removed")));
+        return Ok((true, format!("{target}: already complete; its journal was removed")));
     }
     let torn = match done.torn_bytes {
         0 => String::new(),
-        n => format!("; {n} bytes of an incomplete last batch were dropped"),
+        n => format!("; dropped an incomplete last batch of {n} bytes"),
     };
     Ok((true, format!("{target}: {} rows recovered{torn}", done.rows)))
 }

@@ -1,6 +1,6 @@
 //! The GPU reader: a thread of its own that owns the driver, reads the followed devices and hands frames over.
 //!
-//! A call into the driver can hang for seconds or for ever. Then GPU values are missing and nothing else is: whoever
+//! A call into the driver can hang for seconds or forever. Then GPU values are missing and nothing else is: whoever
 //! asks for a frame waits only as long as it chooses, a late frame is taken at a later tick, and at the end a thread
 //! that does not come back is left behind. `nvmlShutdown` is the thread's own last act, so it can never meet a call in
 //! flight. Frames go round in three buffers: in steady state nothing is allocated.

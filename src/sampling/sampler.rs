@@ -209,7 +209,7 @@ impl Sampler {
         let pace = match metric {
             MetricId::JobMemoryPss => settings.pss_interval,
             _ if entry.group == "gpu_processes" => settings.gpu_processes_interval,
-            _ if entry.tier == Tier::Dear => settings.dear_interval,
+            _ if entry.tier == Tier::Expensive => settings.expensive_interval,
             _ => settings.interval,
         };
         let info = Arc::new(SeriesInfo {

@@ -76,12 +76,11 @@ impl fmt::Display for Holder {
         if !self.user.is_empty() {
             write!(f, " of {}", self.user)?;
         }
+        if let Some(since) = self.since_text(jiff::Timestamp::now()) {
+            write!(f, " since {since}")?;
+        }
         if !self.command.is_empty() {
             write!(f, " ({})", self.command)?;
-        }
-        if let Ok(since) = jiff::Timestamp::from_second(self.since) {
-            let since = since.to_zoned_datetime(jiff::tz::TimeZone::system());
-            write!(f, " since {}", since.strftime("%Y-%m-%d %H:%M:%S"))?;
         }
         if let Some(share) = self.share {
             write!(f, ", shared by up to {share}")?;
@@ -91,6 +90,21 @@ impl fmt::Display for Holder {
 }
 
 impl Holder {
+    /// A process that is there: the job's main process, else the gpurun that started it. `None` where neither can be
+    /// seen, as from inside a container.
+    pub fn living(&self) -> Option<u32> {
+        let exists = |pid: &u32| *pid > 0 && Path::new(&format!("/proc/{pid}")).exists();
+        self.job.into_iter().chain([self.pid]).find(exists)
+    }
+
+    /// Since when, in local time with its zone; the date only where it is not that of `now`.
+    pub fn since_text(&self, now: jiff::Timestamp) -> Option<String> {
+        let local = |time: jiff::Timestamp| time.to_zoned_datetime(jiff::tz::TimeZone::system());
+        let since = local(jiff::Timestamp::from_second(self.since).ok()?);
+        let form = if since.date() == local(now).date() { "%H:%M %Z" } else { "%Y-%m-%d %H:%M %Z" };
+        Some(since.strftime(form).to_string())
+    }
+
     /// What others wrote is shown on terminals: no control characters, no screenfuls.
     fn cleaned(mut self) -> Self {
         for text in [&mut self.user, &mut self.command, &mut self.token] {
