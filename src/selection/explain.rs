@@ -136,8 +136,8 @@ pub fn verdict_text(verdict: &Verdict) -> String {
         (_, Constraint::Lease) => format!("held by {value}"),
         (_, Constraint::ComputeMode) => format!("compute mode {value}"),
         (_, Constraint::Name) => format!("its name, {value}, does not match {limit:?}"),
-        (_, Constraint::FreeMemory) => format!("{value} free, at least {limit} required"),
-        (_, Constraint::TotalMemory) => format!("{value} in total, at least {limit} required"),
+        (_, Constraint::FreeMemory) => format!("{value} free, needs {limit}"),
+        (_, Constraint::TotalMemory) => format!("{value} in total, needs {limit}"),
         (_, Constraint::IdleProcesses | Constraint::Processes) => {
             format!("compute processes {value}, at most {limit} allowed")
         }

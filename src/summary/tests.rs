@@ -263,11 +263,10 @@ fn the_text_of_a_full_summary_has_every_line() {
     let all = parts.concat().join("\n");
     for part in [
         "exited with status 3 after 20.0 s; CPU ",
-        "GPU 3: utilisation mean 50 %, max 99 %",
+        "GPU 3: util. 50 % (max 99 %), job memory 0.1/80.0 GiB, 50 W",
         "GPU 3:1",
-        "of 81920 MiB",
         "clocks of GPU 3 were limited by its power limit",
-        "up to 99 processes",
+        ", 99 processes",
         "host waited for CPU 50 %, for memory 50 %, for I/O 50 % of the time",
         "x.csv: 3 rows, 1 lost: No space left on device",
         "note: process 7 (worker) still held 512 MiB of GPU memory",

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::json::{DroppedSummary, Figures, Summary, TargetSummary};
+use super::json::{DroppedSummary, Summary, TargetSummary};
 
 /// What gpurun prints on stderr when the job has ended: the job, its GPUs, the files.
 pub fn lines(summary: &Summary) -> Vec<String> {
@@ -52,20 +52,25 @@ fn gpu_line(gpu: &super::json::GpuSummary) -> String {
         None => format!("GPU {}", gpu.index),
         Some(mig) => format!("GPU {}:{mig}", gpu.index),
     };
-    let _ = write!(line, ": utilisation {}", mean_max(&gpu.gpu_utilization, "%"));
-    let total = gpu.memory_total_mib.map_or_else(|| "?".to_owned(), |t| format!("{t:.0}"));
+    match (gpu.gpu_utilization.mean, gpu.gpu_utilization.max) {
+        (Some(mean), Some(max)) => {
+            let _ = write!(line, ": util. {mean:.0} % (max {max:.0} %)");
+        }
+        _ => line.push_str(": util. unknown"),
+    }
+    let total = gpu.memory_total_mib.map_or_else(|| "?".to_owned(), gib);
     let peak = gpu.job_memory_mib.max.filter(|max| *max > 0.0);
     match (peak, gpu.memory_used_mib.max) {
         (Some(job), _) => {
-            let _ = write!(line, "; job memory peak {job:.0} of {total} MiB");
+            let _ = write!(line, ", job memory {}/{total} GiB", gib(job));
         }
         (None, Some(used)) => {
-            let _ = write!(line, "; memory used at most {used:.0} of {total} MiB");
+            let _ = write!(line, ", memory used {}/{total} GiB", gib(used));
         }
-        (None, None) => line.push_str("; memory unknown"),
+        (None, None) => line.push_str(", memory unknown"),
     }
     if let Some(power) = gpu.power_w.mean {
-        let _ = write!(line, "; {power:.0} W");
+        let _ = write!(line, ", {power:.0} W");
     }
     if let Some(energy) = gpu.energy_j {
         let _ = write!(line, ", {}", joules(energy));
@@ -74,7 +79,7 @@ fn gpu_line(gpu: &super::json::GpuSummary) -> String {
         }
     }
     if let Some(temperature) = gpu.temperature_c.max {
-        let _ = write!(line, "; max {temperature:.0} C");
+        let _ = write!(line, ", max {temperature:.0} C");
     }
     line
 }
@@ -89,20 +94,33 @@ fn job_line(summary: &Summary) -> String {
     };
     match job.cpu_s {
         Some(cpu) => {
-            let _ = write!(line, "; CPU {} ({} of a core)", duration(cpu), mean_max(&job.cpu_percent, "%"));
+            let _ = write!(line, "; CPU {}", duration(cpu));
         }
         None => line.push_str("; CPU unknown"),
     }
+    if let Some(mean) = job.cpu_percent.mean {
+        let _ = write!(line, " ({mean:.0} %)");
+    }
     if let Some(rss) = job.memory_rss_mib.max {
-        let _ = write!(line, "; memory peak {rss:.0} MiB RSS");
+        let _ = write!(line, ", peak memory {}", memory(rss));
     }
     if let Some(pss) = job.memory_pss_mib.max {
-        let _ = write!(line, ", {pss:.0} MiB PSS");
+        let _ = write!(line, " ({} PSS)", memory(pss));
     }
     if let Some(processes) = job.processes.max {
-        let _ = write!(line, "; up to {processes:.0} process{}", if processes == 1.0 { "" } else { "es" });
+        let _ = write!(line, ", {processes:.0} process{}", if processes == 1.0 { "" } else { "es" });
     }
     line
+}
+
+/// MiB as the number of GiB.
+fn gib(mib: f64) -> String {
+    format!("{:.1}", mib / 1024.0)
+}
+
+/// MiB in the unit that suits.
+fn memory(mib: f64) -> String {
+    if mib < 10_240.0 { format!("{mib:.0} MiB") } else { format!("{} GiB", gib(mib)) }
 }
 
 /// How much tasks on the host waited, where it was much.
@@ -140,13 +158,6 @@ fn own_line(summary: &Summary) -> String {
         let _ = write!(line, ", {rss:.0} MiB of memory");
     }
     line
-}
-
-fn mean_max(figures: &Figures, unit: &str) -> String {
-    match (figures.mean, figures.max) {
-        (Some(mean), Some(max)) => format!("mean {mean:.0} {unit}, max {max:.0} {unit}"),
-        _ => "unknown".to_owned(),
-    }
 }
 
 /// Seconds as people read them: `9.8 s`, `2 min 5 s`, `3 h 12 min`.

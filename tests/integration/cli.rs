@@ -230,7 +230,7 @@ fn limits_are_printed_as_they_were_meant() {
     assert!(stderr.contains("at least 8 GB"), "{stderr}");
     let (status, stderr) = select(&["-n", "1", "-f", "99.9GiB"]);
     assert_eq!(status, Some(4), "{stderr}");
-    assert!(stderr.contains("at least 99.9 GiB required"), "{stderr}");
+    assert!(stderr.contains("needs 99.9 GiB"), "{stderr}");
 }
 
 #[test]

@@ -423,7 +423,7 @@ fn a_set_that_is_too_small_is_never_printed() {
         ),
         "{said}"
     );
-    assert!(said.contains("GPU 1 refused: 1000.0 MiB free, at least 5 GB required"), "{said}");
+    assert!(said.contains("GPU 1 refused: 1000.0 MiB free, needs 5 GB"), "{said}");
     // A job says it with its own status, and does not start.
     let marker = host.path().join("ran");
     let output = host.gpurun().args(["-n", "2", "-f", "5G", "--", "touch"]).arg(&marker).output().unwrap();
@@ -561,7 +561,7 @@ fn what_nvisel_cannot_be_asked() {
 fn explain_and_json_tell_each_verdict() {
     let host = host_of(&[0, 9000]);
     let output = host.select(&["-f", "5G", "-G", "10", "--explain"]);
-    let line = "GPU 0 chosen as cuda:0\nGPU 1 refused: 1000.0 MiB free, at least 5 GB required\n";
+    let line = "GPU 0 chosen as cuda:0\nGPU 1 refused: 1000.0 MiB free, needs 5 GB\n";
     assert!(stderr(&output).starts_with(line), "{}", stderr(&output));
     let output = host.select(&["-f", "5G", "-G", "10", "--explain", "--verbose"]);
     let said = stderr(&output);

@@ -36,8 +36,8 @@ fn a_run_says_what_it_uses_and_what_came_of_it() {
     let lines = shape(&plain);
     assert_eq!(lines[0], "gpurun: GPUs N, N (Simulated GPU); log a.csv, b.csv", "{plain}");
     assert!(lines[1].starts_with("gpurun: exited with status N after N s; CPU "), "{plain}");
-    assert!(lines[2].starts_with("gpurun: GPU N: utilisation "), "{plain}");
-    assert!(lines[3].starts_with("gpurun: GPU N: utilisation "), "{plain}");
+    assert!(lines[2].starts_with("gpurun: GPU N: util. "), "{plain}");
+    assert!(lines[3].starts_with("gpurun: GPU N: util. "), "{plain}");
     assert_eq!(lines[4], "gpurun: wrote a.csv (N rows), b.csv (N rows)", "{plain}");
     assert_eq!(lines.len(), 5, "{plain}");
     let verbose = run(&["--verbose"]);
@@ -93,10 +93,7 @@ fn too_few_gpus_names_who_uses_them_and_how_to_wait() {
     assert_eq!(lines.next(), Some("  GPU 0 satisfies the constraints"));
     let user = format!("(pid {}, 8.7 GiB)", std::process::id());
     let second = lines.next().unwrap();
-    assert!(
-        second.starts_with("  GPU 1 refused: 1000.0 MiB free, at least 5 GiB required; used by "),
-        "{second}"
-    );
+    assert!(second.starts_with("  GPU 1 refused: 1000.0 MiB free, needs 5 GiB; used by "), "{second}");
     assert!(second.ends_with(&user), "{second}");
     assert_eq!(lines.next(), None);
     // Who waits already needs no hint.
