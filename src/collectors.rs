@@ -3,7 +3,6 @@
 pub mod cgroup;
 pub mod cuda;
 pub mod host;
-mod loader;
 pub mod models;
 pub mod nvml;
 pub mod procfs;

@@ -7,21 +7,18 @@
 mod calls;
 mod error;
 mod fields;
-mod functions;
 mod probe;
 mod processes;
 mod unified;
 
 use std::ffi::{CString, OsStr, OsString};
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use nvml_wrapper::error::NvmlError as WrapperError;
 use nvml_wrapper_sys::bindings as sys;
-
-use super::loader::Library;
-use calls::function;
-use functions::Functions;
 
 pub use calls::{Handle, MemoryInfo, Utilization};
 pub use error::{CallResult, Fault, NvmlError};
@@ -38,8 +35,8 @@ pub const LIBRARY_NAMES: [&str; 3] =
 /// Dropping it calls `nvmlShutdown`; the library itself stays mapped, because driver libraries leave threads and
 /// exit handlers behind that must not lose their code. Drop it only where no call can be in flight.
 pub struct Nvml {
-    loaded: Library,
-    functions: Functions,
+    /// Never dropped, and so never unloaded.
+    functions: ManuallyDrop<sys::NvmlLib>,
     library: String,
     driver: Option<String>,
     lists: processes::ListFunctions,
@@ -114,24 +111,28 @@ impl Nvml {
 
     fn open_one(name: &OsStr) -> Result<Self, NvmlError> {
         let shown = name.to_string_lossy().into_owned();
-        // Lazy binding: the driver library is large, and few of its functions are called.
-        let loaded = Library::open(name, libc::RTLD_LAZY).map_err(|words| load_error(&shown, words))?;
-        let functions = Functions::new();
-        // SAFETY: the table and the bindings have the same function under the same name, and there is one library.
-        let Some(init) = (unsafe { functions.nvmlInit_v2.get_as(loaded, |declared| &declared.nvmlInit_v2) })
-        else {
-            let detail = loaded.address(c"nvmlInit_v2").err().unwrap_or_default();
-            return Err(NvmlError::BadLibrary { library: shown, detail });
+        // SAFETY: loading the driver library runs its initialisers, as every program that uses the driver does. Its
+        // functions are resolved when they are first called: it is large, and few of them are.
+        let loaded = unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL) };
+        let loaded = loaded.map_err(|error| load_error(&shown, error.to_string()))?;
+        // SAFETY: the bindings have the signatures of nvml.h.
+        let functions = unsafe { sys::NvmlLib::from_library(loaded) };
+        let functions = ManuallyDrop::new(functions.map_err(|error| load_error(&shown, error.to_string()))?);
+        let init = match &functions.nvmlInit_v2 {
+            Ok(init) => init,
+            Err(error) => {
+                return Err(NvmlError::BadLibrary { library: shown, detail: error.to_string() });
+            }
         };
         // SAFETY: takes nothing and may be called at any time.
         let code = unsafe { init() };
         error::check(code).map_err(|_| init_error(&shown, code))?;
         let mut nvml = Self {
-            loaded,
+            // SAFETY: the library of the bindings is the driver library.
+            lists: unsafe { processes::ListFunctions::find(&functions.__library) },
             functions,
             library: shown,
             driver: None,
-            lists: processes::ListFunctions::new(),
             proc_root: PathBuf::from("/proc"),
             host_memory: HostMemorySource::default(),
             memory_v1: AtomicBool::new(false),
@@ -179,11 +180,11 @@ impl Nvml {
     /// # Errors
     /// Where the driver is not back yet.
     pub fn reinitialise(&self) -> CallResult<()> {
-        if let Some(shutdown) = function!(self, nvmlShutdown) {
+        if let Ok(shutdown) = &self.functions.nvmlShutdown {
             // SAFETY: takes nothing; on a library that is not initialised it only says so.
             unsafe { shutdown() };
         }
-        let init = function!(self, nvmlInit_v2).ok_or(Fault::Missing("nvmlInit_v2"))?;
+        let init = self.functions.nvmlInit_v2.as_ref().map_err(|_| Fault::Missing("nvmlInit_v2"))?;
         // SAFETY: takes nothing and may be called at any time.
         error::check(unsafe { init() })
     }
@@ -238,7 +239,7 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        if let Some(shutdown) = function!(self, nvmlShutdown) {
+        if let Ok(shutdown) = &self.functions.nvmlShutdown {
             // SAFETY: takes nothing. The owner of the only `Nvml` is dropping it, so no call is in flight.
             unsafe { shutdown() };
         }
