@@ -9,6 +9,7 @@ use super::choose::{Choice, Constraint, Judged, Outcome, Quantity, Verdict};
 use crate::model::device::DeviceSnapshot;
 use crate::model::reading::Reason;
 use crate::model::selection::NameFormat;
+use crate::sys::format;
 
 /// `GPU 3`, or `GPU 0 slice 1`.
 pub fn device_label(device: &DeviceSnapshot) -> String {
@@ -18,22 +19,10 @@ pub fn device_label(device: &DeviceSnapshot) -> String {
     }
 }
 
-/// Bytes for people: `7.5 GiB`, exact bytes below 1 MiB.
-pub fn bytes_text(bytes: u64) -> String {
-    let (unit, name) = match bytes {
-        0x4000_0000.. => (0x4000_0000, "GiB"),
-        0x0010_0000.. => (0x0010_0000, "MiB"),
-        _ => return format!("{bytes} B"),
-    };
-    // Cut, not rounded: 7.96 GiB free must not read as the 8.0 GiB that were asked for.
-    let tenths = u128::from(bytes) * 10 / unit;
-    format!("{}.{} {name}", tenths / 10, tenths % 10)
-}
-
 /// A value or limit for people.
 fn quantity_text(quantity: &Quantity) -> String {
     match quantity {
-        Quantity::Bytes(bytes) => bytes_text(*bytes),
+        Quantity::Bytes(bytes) => format::bytes(*bytes),
         Quantity::Percent(percent) => format!("{percent} %"),
         Quantity::Number(number) => number.to_string(),
         Quantity::Text(text) => text.clone(),
