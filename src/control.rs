@@ -7,18 +7,25 @@
 //! Nothing a client does (a flood, a line without end, garbage, a stuck reader, death in the middle of
 //! a tag) costs more than its own marks, and nothing here ever makes a client wait.
 
-mod bucket;
+mod answer;
 mod client;
+mod connection;
 mod directory;
+mod event_loop;
+mod limits;
+mod messages;
 mod os;
 mod protocol;
 pub mod reply;
 mod server;
+mod stacks;
 
+pub use answer::ReplyHandle;
 pub use client::{Client, ClientError};
 pub use directory::{FoundSocket, find_sockets};
-pub use protocol::{MAX_LINE, MAX_NAME, PROTOCOL_VERSION, check_scalar_name, check_tag};
-pub use server::{ControlEvent, Counts, Limits, ReplyHandle, Server, Settings};
+pub use limits::Limits;
+pub use protocol::PROTOCOL_VERSION;
+pub use server::{ControlEvent, Server, Settings};
 
 /// Environment variable that names the socket to the job.
 pub const SOCKET_VARIABLE: &str = "GPURUN_SOCKET";

@@ -6,9 +6,12 @@
 
 pub mod device;
 pub mod id;
+pub mod limits;
+pub mod loss;
 pub mod mark;
 pub mod metric;
 pub mod metric_set;
+pub mod rank;
 pub mod reading;
 pub mod run;
 pub mod sample;

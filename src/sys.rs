@@ -1,8 +1,15 @@
-//! What every room may use of the system: clocks, limits, processes, users, and how sizes and durations are written.
+//! What every room may use of the system: clocks, signals, descriptors, limits, processes, users, what gpurun was started
+//! with, its own words on stderr, and how sizes and durations are written.
 
 pub mod clock;
+pub mod descriptors;
 pub mod format;
+pub mod inherited;
 pub mod limits;
+pub mod notice;
+pub mod process;
+pub mod signals;
 pub mod stat;
+pub mod stderr;
 pub mod text;
 pub mod users;

@@ -35,7 +35,6 @@ pub const LIBRARY_NAMES: [&str; 3] =
 /// Dropping it calls `nvmlShutdown`; the library itself stays mapped, because driver libraries leave threads and
 /// exit handlers behind that must not lose their code. Drop it only where no call can be in flight.
 pub struct Nvml {
-    /// Never dropped, and so never unloaded.
     functions: ManuallyDrop<sys::NvmlLib>,
     library: String,
     driver: Option<String>,
@@ -79,16 +78,33 @@ pub(crate) struct Inventory {
     pub(crate) without_slices: Vec<u32>,
 }
 
+/// Loads the library that [`Nvml::open`] would open, and does nothing with it.
+pub fn load_only(library: Option<&Path>) {
+    let _ = names(library).iter().any(|name| load(name).is_ok());
+}
+
+/// Loads a library for good: driver libraries leave threads and exit handlers behind that must not lose their code.
+fn load(name: &OsStr) -> Result<ManuallyDrop<Library>, libloading::Error> {
+    // SAFETY: loading the driver library runs its initialisers, as every program that uses the driver does. Its
+    // functions are resolved when they are first called: it is large, and few of them are.
+    unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL) }.map(ManuallyDrop::new)
+}
+
+/// The library to open: `library` alone if given, else [`LIBRARY_NAMES`] in order.
+fn names(library: Option<&Path>) -> Vec<OsString> {
+    match library {
+        Some(path) => vec![path.as_os_str().to_owned()],
+        None => LIBRARY_NAMES.iter().map(OsString::from).collect(),
+    }
+}
+
 impl Nvml {
     /// Opens the driver library and initialises it: `library` alone if given, else [`LIBRARY_NAMES`] in order.
     ///
     /// # Errors
     /// Where no library can be loaded, or the driver does not answer to it. The text is one line that says what to do.
     pub fn open(library: Option<&Path>) -> Result<Self, NvmlError> {
-        let names: Vec<OsString> = match library {
-            Some(path) => vec![path.as_os_str().to_owned()],
-            None => LIBRARY_NAMES.iter().map(OsString::from).collect(),
-        };
+        let names = names(library);
         let mut first: Option<NvmlError> = None;
         for name in &names {
             match Self::open_one(name) {
@@ -111,12 +127,9 @@ impl Nvml {
 
     fn open_one(name: &OsStr) -> Result<Self, NvmlError> {
         let shown = name.to_string_lossy().into_owned();
-        // SAFETY: loading the driver library runs its initialisers, as every program that uses the driver does. Its
-        // functions are resolved when they are first called: it is large, and few of them are.
-        let loaded = unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL) };
-        let loaded = loaded.map_err(|error| load_error(&shown, error.to_string()))?;
+        let loaded = load(name).map_err(|error| load_error(&shown, error.to_string()))?;
         // SAFETY: the bindings have the signatures of nvml.h.
-        let functions = unsafe { sys::NvmlLib::from_library(loaded) };
+        let functions = unsafe { sys::NvmlLib::from_library(ManuallyDrop::into_inner(loaded)) };
         let functions = ManuallyDrop::new(functions.map_err(|error| load_error(&shown, error.to_string()))?);
         let init = match &functions.nvmlInit_v2 {
             Ok(init) => init,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::json::{Figures, Summary, TargetSummary};
+use super::json::{DroppedSummary, Figures, Summary, TargetSummary};
 use crate::sys::format::{duration, joules};
 
 /// The lines that gpurun prints on stderr when the job has ended.
@@ -21,6 +21,7 @@ pub fn lines(summary: &Summary) -> Vec<String> {
     for target in summary.targets.iter().filter(|target| !is_trouble(target)) {
         lines.push(format!("{}: {} rows", target.target, target.rows));
     }
+    lines.extend(summary.dropped.iter().map(dropped_line));
     lines.extend(summary.facts.iter().map(|fact| format!("note: {fact}")));
     lines
 }
@@ -34,6 +35,10 @@ pub fn troubles(summary: &Summary) -> Vec<String> {
             format!("{}: {} rows, {} lost{why}", target.target, target.rows, target.lost_rows)
         })
         .collect()
+}
+
+fn dropped_line(dropped: &DroppedSummary) -> String {
+    format!("not recorded: {} {} of the job: {}", dropped.count, dropped.what, dropped.reason)
 }
 
 fn is_trouble(target: &TargetSummary) -> bool {

@@ -52,6 +52,41 @@ pub fn bytes(bytes: u64) -> String {
     format!("{}.{} {name}", tenths / 10, tenths % 10)
 }
 
+/// Exactly so many bytes in the shortest way to write them: `39.9 GiB` for what `39.9GiB` was read as.
+pub fn exact_bytes(bytes: u64) -> String {
+    const UNITS: [(&str, u128); 9] = [
+        ("TiB", 1 << 40),
+        ("GiB", 1 << 30),
+        ("MiB", 1 << 20),
+        ("KiB", 1 << 10),
+        ("TB", 1_000_000_000_000),
+        ("GB", 1_000_000_000),
+        ("MB", 1_000_000),
+        ("kB", 1_000),
+        ("B", 1),
+    ];
+    let exact = UNITS.iter().filter_map(|(name, unit)| Some((decimal(bytes.into(), *unit)?, *name)));
+    let shortest = exact.min_by_key(|(number, _)| number.len());
+    shortest.map_or_else(|| format!("{bytes} B"), |(number, name)| format!("{number} {name}"))
+}
+
+/// The number of `unit`s with at most three decimals that stands for exactly `bytes`, where a fraction of a byte is
+/// cut, as it is when a size is read.
+fn decimal(bytes: u128, unit: u128) -> Option<String> {
+    if bytes < unit {
+        return None;
+    }
+    (0..=3_usize).find_map(|decimals| {
+        let scale = 10_u128.pow(u32::try_from(decimals).ok()?);
+        let number = (bytes * scale).div_ceil(unit);
+        let is_exact = number * unit / scale == bytes;
+        is_exact.then(|| match decimals {
+            0 => number.to_string(),
+            _ => format!("{}.{:0decimals$}", number / scale, number % scale),
+        })
+    })
+}
+
 /// MiB with the unit that fits: `512 MiB`, `71.3 GiB`.
 pub fn mib(mib: f64) -> String {
     match mib {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::id::{SeriesId, StackId};
+use crate::model::limits::SCALAR_NAMES;
 use crate::model::mark::{Mark, MarkOp};
 use crate::model::metric::MetricId;
 use crate::model::reading::Reading;
@@ -18,7 +19,7 @@ use super::accumulator::{Acc, Series, Step};
 use super::points::{Labels, Points, point_series};
 use super::queue::{Event, Queue, What};
 use super::span::{Span, Table};
-use super::stack::{Fronts, MAX_NAMES, MarkError};
+use super::stack::{Fronts, MarkError};
 
 /// Suspensions that are remembered for the times of steps that began before them.
 const SUSPENSIONS: usize = 64;
@@ -196,7 +197,7 @@ impl Fold {
         let Mark { stack, at, op } = mark;
         if let MarkOp::Log { values, .. } = &op {
             let new = values.iter().filter(|(name, _)| !self.labels.contains(name)).count();
-            if new > 0 && self.labels.len() + new > MAX_NAMES {
+            if new > 0 && self.labels.len() + new > SCALAR_NAMES {
                 return Err(MarkError::TooManyNames);
             }
         }
@@ -683,7 +684,7 @@ impl Fold {
                 span
             });
             (lone.end, lone.to) = (at, now);
-            for (name, value) in values.iter().filter(|(_, value)| value.is_finite()) {
+            for (name, value) in values {
                 lone.points.push(self.labels.number(name), *value);
             }
         }
@@ -693,7 +694,7 @@ impl Fold {
                 || stack.steps.as_ref().is_some_and(|steps| steps.span == span.key)
         };
         for span in self.open.iter_mut().filter(|span| mine(span)) {
-            for (name, value) in values.iter().filter(|(_, value)| value.is_finite()) {
+            for (name, value) in values {
                 span.log(stack.rank, self.labels.number(name), *value);
             }
         }

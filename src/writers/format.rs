@@ -162,6 +162,11 @@ impl Opened {
         self.writers.iter().map(|w| &w.target)
     }
 
+    /// The targets that `gpurun recover` can finish should this process not.
+    pub fn journaled(&self) -> impl Iterator<Item = PathBuf> {
+        self.targets().filter(|target| matches!(target, Target::Parquet(_))).map(|t| t.path().to_owned())
+    }
+
     /// Starts one thread per target.
     pub fn start(mut self, run: Arc<RunInfo>) -> FanOut {
         FanOut::start(std::mem::take(&mut self.writers), &self.settings, &run)

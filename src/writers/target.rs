@@ -25,6 +25,14 @@ pub enum TargetError {
     /// There is no name.
     #[error("--log needs a file or directory name")]
     Empty,
+    /// Standard output.
+    #[error(
+        "--log -: standard output belongs to the job; log to FILE and print it with 'gpurun export FILE -o -'"
+    )]
+    StandardOutput,
+    /// No suffix, and no directory of that name.
+    #[error("--log {0}: no suffix, and no such directory; use {0}.csv, {0}.parquet, tensorboard:{0} or {0}/")]
+    NoForm(String),
     /// The suffix says neither CSV nor Parquet.
     #[error("--log {name}: unknown suffix {suffix}; use .csv, .parquet, or tensorboard:DIR")]
     UnknownSuffix {
@@ -83,6 +91,9 @@ impl Target {
         if text.is_empty() {
             return Err(TargetError::Empty);
         }
+        if text == "-" {
+            return Err(TargetError::StandardOutput);
+        }
         check_templates(text)?;
         let path = PathBuf::from(text);
         // A name that is nothing but a suffix is a hidden file of that kind.
@@ -97,8 +108,8 @@ impl Target {
             Some("csv" | "parquet") if is_directory => Err(TargetError::IsDirectory(text.to_owned())),
             Some("csv") => Ok(Target::Csv(path)),
             Some("parquet") => Ok(Target::Parquet(path)),
-            None => Ok(Target::TensorBoard(path)),
-            Some(_) if is_directory => Ok(Target::TensorBoard(path)),
+            _ if is_directory => Ok(Target::TensorBoard(path)),
+            None => Err(TargetError::NoForm(text.to_owned())),
             Some(suffix) => {
                 Err(TargetError::UnknownSuffix { name: text.to_owned(), suffix: format!(".{suffix}") })
             }
@@ -220,8 +231,11 @@ mod tests {
         assert_eq!(Target::parse("B.PARQUET"), Ok(Target::Parquet("B.PARQUET".into())));
         assert_eq!(Target::parse("tensorboard:runs/x.csv"), Ok(Target::TensorBoard("runs/x.csv".into())));
         assert_eq!(Target::parse("a/.csv"), Ok(Target::Csv("a/.csv".into())));
-        assert_eq!(Target::parse(".runs"), Ok(Target::TensorBoard(".runs".into())));
-        assert_eq!(Target::parse("runs/exp1"), Ok(Target::TensorBoard("runs/exp1".into())));
+        assert_eq!(Target::parse(".runs"), Err(TargetError::NoForm(".runs".into())));
+        assert_eq!(Target::parse("runs/exp1"), Err(TargetError::NoForm("runs/exp1".into())));
+        assert_eq!(Target::parse("runs/exp1/"), Ok(Target::TensorBoard("runs/exp1/".into())));
+        assert_eq!(Target::parse("src"), Ok(Target::TensorBoard("src".into())));
+        assert_eq!(Target::parse("-"), Err(TargetError::StandardOutput));
         assert_eq!(Target::parse("runs/v1.5/"), Ok(Target::TensorBoard("runs/v1.5/".into())));
         assert!(matches!(Target::parse("m.json"), Err(TargetError::UnknownSuffix { .. })));
         assert!(matches!(Target::parse("m.csv.gz"), Err(TargetError::UnknownSuffix { .. })));

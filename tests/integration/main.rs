@@ -20,6 +20,7 @@ mod readers;
 mod record;
 mod report;
 mod selection;
+mod slurm;
 mod smoke;
 mod support;
 mod transparency;

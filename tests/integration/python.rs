@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use fake_nvml::{Gpu, Installed, Level, Scenario, Signal};
+use gpurun::model::rank::{self, RANK_VARIABLES};
 use serde_json::Value;
 
 use crate::main_job::Csv;
@@ -48,7 +49,7 @@ fn environment(command: &mut Command, dir: &Path) {
         .env("PYTHONPATH", repository().join("python"))
         .env("GPURUN_LEASE_DIR", dir.join("leases"))
         .env_remove("CUDA_VISIBLE_DEVICES");
-    for variable in ["GPURUN_SOCKET", "RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"] {
+    for variable in RANK_VARIABLES.into_iter().chain(["GPURUN_SOCKET"]) {
         command.env_remove(variable);
     }
 }
@@ -236,6 +237,78 @@ sys.exit(max(rank.wait() for rank in ranks))
     }
 }
 
+/// gpurun, the module and `gpurun tag` must see the same rank, or rows of one process carry two.
+#[test]
+fn ranks_are_the_same_in_rust_and_python() {
+    let environments: &[&[(&str, &str)]] = &[
+        &[],
+        &[("RANK", "3"), ("LOCAL_RANK", "1")],
+        &[("LOCAL_RANK", "1")],
+        &[("RANK", "x"), ("PMI_RANK", "2")],
+        &[("RANK", "-1")],
+        &[("RANK", " 5 ")],
+        &[("RANK", "4294967296"), ("PMIX_RANK", "6")],
+        &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")],
+        &[("SLURM_PROCID", "3"), ("SLURM_STEP_NUM_TASKS", "4")],
+        &[("SLURM_PROCID", "3"), ("SLURM_STEP_NUM_TASKS", "1"), ("LOCAL_RANK", "0")],
+        &[
+            ("SLURM_PROCID", "1"),
+            ("SLURM_STEP_NUM_TASKS", "2"),
+            ("OMPI_COMM_WORLD_RANK", "7"),
+            ("PMIX_RANK", "1"),
+        ],
+    ];
+    let ask = "import json, os, sys, gpurun
+client = sys.modules['gpurun._client']
+answers = []
+for environment in json.load(sys.stdin):
+    os.environ.clear()
+    os.environ.update(environment)
+    answers.append(client.rank_of_environment())
+json.dump({'variables': client.RANK_VARIABLES, 'ranks': answers}, sys.stdout)";
+    let dir = tempfile::tempdir().unwrap();
+    let list: Vec<serde_json::Map<String, Value>> = environments
+        .iter()
+        .map(|variables| {
+            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).into())).collect()
+        })
+        .collect();
+    let input = dir.path().join("environments.json");
+    std::fs::write(&input, serde_json::to_vec(&list).unwrap()).unwrap();
+    let mut command = Command::new(python());
+    environment(command.args(["-c", ask]), dir.path());
+    let output = succeed(command.stdin(std::fs::File::open(&input).unwrap()));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(answer["variables"], serde_json::json!(RANK_VARIABLES));
+    for (variables, theirs) in environments.iter().zip(answer["ranks"].as_array().unwrap()) {
+        let variable =
+            |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        assert_eq!(*theirs, serde_json::json!(rank::rank(variable)), "{variables:?}");
+    }
+}
+
+/// Two nodes with one gpurun each before a torchrun, and two tasks of one node with one gpurun each.
+#[test]
+fn ranks_of_one_slurm_step_share_a_run_and_a_launcher_has_no_rank() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let job = "RANK=5 gpurun tag begin train; RANK=5 gpurun tag end";
+    for (name, tasks_per_node, node) in [("node.csv", "1(x2)", "1"), ("task.csv", "2", "0")] {
+        let mut command = gpurun(dir, None, &["--log", name], &["sh", "-c", job]);
+        command.env("SLURM_JOB_ID", "4711").env("SLURM_STEP_ID", "0").env("SLURM_PROCID", "1");
+        command.env("SLURM_NODEID", node).env("SLURM_STEP_NUM_TASKS", "2");
+        succeed(command.env("SLURM_STEP_TASKS_PER_NODE", tasks_per_node));
+        let csv = Csv::read(&dir.join(name));
+        let only = |conditions: &[(&'static str, &str)], want: &str| -> BTreeSet<String> {
+            csv.select(conditions, want).into_iter().collect()
+        };
+        assert_eq!(only(&[], "run"), BTreeSet::from(["4711.0".to_owned()]));
+        let own = if name == "node.csv" { "" } else { "1" };
+        assert_eq!(only(&[("kind", "window"), ("scope", "job")], "rank"), BTreeSet::from([own.to_owned()]));
+        assert_eq!(only(&[("kind", "tag")], "rank"), BTreeSet::from(["5".to_owned()]));
+    }
+}
+
 #[test]
 fn a_killed_gpurun_costs_the_training_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -249,7 +322,11 @@ assert gpurun.is_active()
 with gpurun.tag("train"):
     for n in range(2000):
         if n == 500:
-            os.kill(int(os.environ["GPURUN_PID"]), signal.SIGKILL)
+            minder = int(os.environ["GPURUN_PID"])
+            for pid in open(f"/proc/{minder}/task/{minder}/children").read().split():
+                if open(f"/proc/{pid}/comm").read().strip() == "gpurun-sidecar":
+                    os.kill(int(pid), signal.SIGKILL)
+            os.kill(minder, signal.SIGKILL)
         with gpurun.step(n), gpurun.tag("batch"):
             gpurun.log({"n": n})
     # The kernel closes the socket a moment after the kill; then asking shows that nobody is there.

@@ -19,3 +19,22 @@ pub(crate) fn python() -> PathBuf {
     assert!(path.exists(), "{} is missing: run `tests/run`, which makes it", path.display());
     path
 }
+
+/// Process id of the sidecar of the gpurun `minder`, which runs a job.
+pub(crate) fn sidecar_of(minder: u32) -> i32 {
+    let children = format!("/proc/{minder}/task/{minder}/children");
+    let children = std::fs::read_to_string(children).expect("gpurun runs");
+    let is_sidecar = |pid: &&str| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "gpurun-sidecar")
+    };
+    let found = children.split_ascii_whitespace().find(is_sidecar);
+    found.and_then(|pid| pid.parse().ok()).unwrap_or_else(|| panic!("no sidecar among {children:?}"))
+}
+
+/// Kills the sidecar of the gpurun `minder` as the kernel would for lack of memory.
+pub(crate) fn kill_sidecar(minder: u32) {
+    let pid = sidecar_of(minder);
+    // SAFETY: the pid of a child of a process that the test started.
+    let sent = unsafe { libc::kill(pid, libc::SIGKILL) };
+    assert_eq!(sent, 0, "kill {pid}: {}", std::io::Error::last_os_error());
+}

@@ -22,6 +22,12 @@ pub enum NvmlError {
         /// The loader's words.
         detail: String,
     },
+    /// The library crashes while it is loaded.
+    #[error("the NVIDIA driver library crashes while it is loaded ({signal})")]
+    LoadCrashed {
+        /// The signal that it died by.
+        signal: String,
+    },
     /// The library is there, the kernel's driver is not.
     #[error("the NVIDIA driver is not running ({library} is there, its kernel module is not loaded)")]
     NoDriver {
