@@ -46,7 +46,7 @@ impl CgroupLimits {
     /// Finds the limited levels from `/proc/self/cgroup` and the mounted hierarchies.
     ///
     /// `proc_root` is normally `/proc`, `cgroup_root` `/sys/fs/cgroup`. A hierarchy that is not mounted
-    /// or not readable limits nothing that gpurun could tell.
+    /// or not readable is taken as unlimited.
     pub fn find(proc_root: &Path, cgroup_root: &Path) -> Self {
         let mut found = Self::default();
         let Ok(list) = fs::read_to_string(proc_root.join("self/cgroup")) else { return found };
@@ -100,7 +100,7 @@ impl CgroupLimits {
         }
     }
 
-    /// Where the pressure on gpurun's own cgroup is told, in files `cpu.pressure`, `memory.pressure` and `io.pressure`:
+    /// Where the pressure on gpurun's own cgroup stands, in files `cpu.pressure`, `memory.pressure` and `io.pressure`:
     /// the innermost limited level of version 2. `None` outside a limited cgroup and on version 1, which has none.
     pub fn pressure_level(&self) -> Option<&Path> {
         self.pressure.as_deref()

@@ -68,7 +68,7 @@ pub struct HostReader {
     diskstats: Option<KernelFile>,
     net_dev: Option<KernelFile>,
     pressure: [Option<KernelFile>; 3],
-    pressure_told: [Told; 3],
+    pressure_counters: [ClampedCounter; 3],
     cgroup: CgroupLimits,
     memory_limits: Vec<Option<u64>>,
     cpu_limit: Option<f64>,
@@ -77,34 +77,34 @@ pub struct HostReader {
     ticks_per_second: f64,
     last_busy: Option<u64>,
     busy_percent_seconds: f64,
-    cpu_told: Told,
+    cpu_counter: ClampedCounter,
     disks: Totals,
     disk_names: Vec<Box<[u8]>>,
     networks: Totals,
     memory_total: Option<u64>,
 }
 
-/// A hair less than 100 %, so that no rounding shows more.
-const ALMOST_ALL: f64 = 99.999_999_9;
+/// Slightly less than 100 %, so that no rounding shows more.
+const FULL_RATE: f64 = 99.999_999_9;
 
-/// A share of time as a growing total of percent x seconds. The kernel adds to it in lumps, which over a short
-/// time can be more than 100 %: what is over is told with the next reads, so that nothing is lost.
+/// A share of time as a growing total of percent x seconds. The kernel adds to it in steps, which over a short
+/// time can be more than 100 %: the excess is passed on with the next reads, so that nothing is lost.
 #[derive(Clone, Copy, Debug, Default)]
-struct Told {
+struct ClampedCounter {
     /// The instant and the total of the last read.
     last: Option<(Mono, f64)>,
 }
 
-impl Told {
-    fn tell(&mut self, now: Mono, total: f64) -> f64 {
-        let told = match self.last {
+impl ClampedCounter {
+    fn clamp(&mut self, now: Mono, total: f64) -> f64 {
+        let clamped = match self.last {
             None => total,
             // A total that begins anew is for the windows to see.
-            Some((_, told)) if total < told => total,
-            Some((before, told)) => total.min(told + ALMOST_ALL * now.seconds_since(before)),
+            Some((_, last)) if total < last => total,
+            Some((before, last)) => total.min(last + FULL_RATE * now.seconds_since(before)),
         };
-        self.last = Some((now, told));
-        told
+        self.last = Some((now, clamped));
+        clamped
     }
 }
 
@@ -142,7 +142,7 @@ impl HostReader {
             // Not `net/dev`: `net` is a link to `self/net`, which another root need not have.
             net_dev: open("self/net/dev").or_else(|| open("net/dev")),
             pressure,
-            pressure_told: Default::default(),
+            pressure_counters: Default::default(),
             cpu_limit: cgroup.cpu_limit(),
             memory_limit: cgroup.memory_limit(),
             cgroup,
@@ -151,7 +151,7 @@ impl HostReader {
             ticks_per_second,
             last_busy: None,
             busy_percent_seconds: 0.0,
-            cpu_told: Told::default(),
+            cpu_counter: ClampedCounter::default(),
             disks: Totals::default(),
             disk_names: Vec::new(),
             networks: Totals::default(),
@@ -225,9 +225,9 @@ impl HostReader {
                 let total = self.pressure[place]
                     .as_ref()
                     .and_then(|file| parse::pressure_some(file.read(&mut self.buffer).ok()?));
-                let told = &mut self.pressure_told[place];
+                let counter = &mut self.pressure_counters[place];
                 // The kernel brings this total up to date only every 2 s.
-                give(*id, reading(total.map(|micros| told.tell(now, micros as f64 / 1e6 * 100.0))));
+                give(*id, reading(total.map(|micros| counter.clamp(now, micros as f64 / 1e6 * 100.0))));
             }
         }
         self.passes += 1;
@@ -255,7 +255,7 @@ impl HostReader {
         self.last_busy = Some(times.busy);
         self.busy_percent_seconds += 100.0 * step as f64 / self.ticks_per_second / f64::from(times.cpus);
         // The kernel counts in ticks of 10 ms: over a short time that can be more than there was.
-        Some(self.cpu_told.tell(now, self.busy_percent_seconds))
+        Some(self.cpu_counter.clamp(now, self.busy_percent_seconds))
     }
 
     /// Percent, used GiB, available GiB, swap percent.
@@ -377,7 +377,7 @@ mod tests {
         write(root, "stat", "cpu  150 0 50 950 0 0 0 0 0 0\ncpu0 1\ncpu1 1\nintr 0\n");
         write(root, "diskstats", " 8 0 sda 0 0 4096 0 0 0 4096 0\n 8 1 sda1 0 0 99999 0 0 0 9999 0\n");
         write(root, "net/dev", &net(3 << 20, None));
-        // Half of the second of work would be 200 % of a quarter of a second: it is told as time passes.
+        // Half of the second of work would be 200 % of a quarter of a second: it is passed on as time passes.
         assert_eq!(
             read_at(&mut reader, 0.25)[&MetricId::HostCpuPercent],
             Reading::Value(99.999_999_9 * 0.25)
@@ -474,7 +474,7 @@ mod tests {
         assert_eq!(
             pressures(&mut limited),
             [(true, Reading::Value(200.0)), (false, Reading::Missing)],
-            "and the host's does not stand in for what the cgroup does not tell"
+            "and the host's does not stand in for what the cgroup does not have"
         );
     }
 

@@ -1,7 +1,7 @@
 //! The NVIDIA driver through NVML: opens the library, names the devices, reads one value a call.
 //!
 //! Every symbol is optional, every answer keeps its error class, and one bad GPU never spoils another. Device
-//! handles are raw and cached; whoever holds one re-acquires it after the GPU was lost or the driver reloaded.
+//! handles are raw and cached; the holder acquires it again after the GPU was lost or the driver reloaded.
 //! This room never keeps time, never averages, and never decides how often something is read.
 
 mod calls;
@@ -180,7 +180,7 @@ impl Nvml {
         &self.library
     }
 
-    /// GPUs in MIG mode that have no slice: they offer no device, and a user should hear why.
+    /// GPUs in MIG mode that have no slice: they offer no device, and the user should know why.
     ///
     /// # Errors
     /// Where the driver does not even count its GPUs.
@@ -259,12 +259,12 @@ impl Drop for Nvml {
     }
 }
 
-fn load_error(library: &str, words: String) -> NvmlError {
+fn load_error(library: &str, message: String) -> NvmlError {
     let library = library.to_owned();
-    if words.contains("No such file") {
+    if message.contains("No such file") {
         NvmlError::NoLibrary { tried: library }
     } else {
-        NvmlError::BadLibrary { library, detail: words }
+        NvmlError::BadLibrary { library, detail: message }
     }
 }
 

@@ -1,4 +1,4 @@
-//! One look at every device, for choosing; and the names of the devices, for logging.
+//! One snapshot of every device, for choosing; and the names of the devices, for logging.
 
 use super::error::{CallResult, Fault, NvmlError};
 use super::{Handle, Leaf, Nvml, ProcessBuffer};
@@ -125,7 +125,7 @@ impl Nvml {
             }
             _ => None,
         };
-        // Without a list nobody knows the GPU's part; what is not available is taken by someone.
+        // Without a list the GPU's part is unknown; what is not available is in use.
         let used = listed.unwrap_or_else(|| host.total.saturating_sub(host.available));
         Ok(DeviceMemory { total: host.total, free: host.available.min(host.total), used, unified: true })
     }
@@ -136,7 +136,7 @@ impl Nvml {
         real_uid(&status)
     }
 
-    /// The devices as the rows of a run name them: every physical GPU and every slice that tells its UUID. A device
+    /// The devices as the rows of a run name them: every physical GPU and every slice that has a UUID. A device
     /// without one is left out, because nothing could be said of it later.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ use super::{Handle, Nvml};
 pub struct ProcessEntry {
     /// Process id, of the host's PID namespace.
     pub pid: u32,
-    /// Device memory in bytes; `None` where the driver does not tell.
+    /// Device memory in bytes; `None` where the driver does not report it.
     pub memory: Option<u64>,
     /// It is in the compute or the MPS list.
     pub compute: bool,
