@@ -25,7 +25,6 @@ use minder::Minder;
 use node::{CpuCount, Files, ReadOutcome};
 use usage::Ledgers;
 
-pub use minder::MinderUsage;
 pub use node::Node;
 
 /// What `wait4` reported of a process that gpurun reaped: the main process or an adopted orphan.
