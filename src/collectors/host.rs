@@ -14,9 +14,6 @@ const GIB: f64 = (1u64 << 30) as f64;
 const MIB: f64 = (1u64 << 20) as f64;
 const SECTOR: f64 = 512.0;
 
-/// Cgroup limits are read again after this many samples: they can be changed under a running job.
-const LIMITS_EVERY: u64 = 30;
-
 /// Running totals of named counters. An entry that appears or starts anew adds only what it counts
 /// from then on, and one that disappears takes nothing away, so the sum never falls.
 #[derive(Debug, Default)]
@@ -70,10 +67,9 @@ pub struct HostReader {
     pressure: [Option<KernelFile>; 3],
     pressure_counters: [ClampedCounter; 3],
     cgroup: CgroupLimits,
-    memory_limits: Vec<Option<u64>>,
-    cpu_limit: Option<f64>,
-    memory_limit: Option<u64>,
-    passes: u64,
+    /// Limits that were there at the start have series.
+    has_cpu_limit: bool,
+    has_memory_limit: bool,
     ticks_per_second: f64,
     last_busy: Option<u64>,
     busy_percent_seconds: f64,
@@ -143,11 +139,9 @@ impl HostReader {
             net_dev: open("self/net/dev").or_else(|| open("net/dev")),
             pressure,
             pressure_counters: Default::default(),
-            cpu_limit: cgroup.cpu_limit(),
-            memory_limit: cgroup.memory_limit(),
+            has_cpu_limit: cgroup.cpu_limit().is_some(),
+            has_memory_limit: cgroup.memory_limit().is_some(),
             cgroup,
-            memory_limits: Vec::new(),
-            passes: 0,
             ticks_per_second,
             last_busy: None,
             busy_percent_seconds: 0.0,
@@ -157,7 +151,6 @@ impl HostReader {
             networks: Totals::default(),
             memory_total: None,
         };
-        reader.cgroup.refresh_limits(&mut reader.memory_limits);
         reader.memory_total = reader
             .meminfo
             .as_ref()
@@ -171,8 +164,8 @@ impl HostReader {
         match PRESSURES.iter().position(|(id, _)| *id == metric) {
             Some(place) => self.pressure[place].is_some(),
             None => match metric {
-                MetricId::HostCgroupCpuLimit => self.cpu_limit.is_some(),
-                MetricId::HostCgroupMemoryLimit => self.memory_limit.is_some(),
+                MetricId::HostCgroupCpuLimit => self.has_cpu_limit,
+                MetricId::HostCgroupMemoryLimit => self.has_memory_limit,
                 _ => true,
             },
         }
@@ -196,7 +189,7 @@ impl HostReader {
             give(M::HostCpuPercent, reading(self.cpu(now)));
         }
         let memory = [M::HostMemoryPercent, M::HostMemoryUsed, M::HostMemoryAvailable, M::HostSwapPercent];
-        if any(&memory) || any(&[M::ProcessMemoryPercent]) {
+        if any(&memory) {
             let values = self.memory();
             for (id, value) in memory.into_iter().zip(values) {
                 give(id, reading(value));
@@ -230,19 +223,15 @@ impl HostReader {
                 give(*id, reading(total.map(|micros| counter.clamp(now, micros as f64 / 1e6 * 100.0))));
             }
         }
-        self.passes += 1;
-        if self.passes.is_multiple_of(LIMITS_EVERY)
-            && (self.cpu_limit.is_some() || self.memory_limit.is_some())
-        {
-            self.cpu_limit = self.cgroup.cpu_limit();
-            self.memory_limit = self.cgroup.memory_limit();
-            self.cgroup.refresh_limits(&mut self.memory_limits);
-        }
+        self.cgroup.refresh();
         if wants(M::HostCgroupCpuLimit) {
-            give(M::HostCgroupCpuLimit, reading(self.cpu_limit));
+            give(M::HostCgroupCpuLimit, reading(self.cgroup.cpu_limit()));
         }
         if wants(M::HostCgroupMemoryLimit) {
-            give(M::HostCgroupMemoryLimit, reading(self.memory_limit.map(|bytes| bytes as f64 / GIB)));
+            give(
+                M::HostCgroupMemoryLimit,
+                reading(self.cgroup.memory_limit().map(|bytes| bytes as f64 / GIB)),
+            );
         }
     }
 
@@ -271,7 +260,7 @@ impl HostReader {
         let Some(available) = info.available else { return [None, None, None, swap] };
         let (mut total, mut used) = (info.total, info.total.saturating_sub(available));
         let mut left = available;
-        if let Some(bound) = self.cgroup.memory_bound(&self.memory_limits, &mut self.buffer)
+        if let Some(bound) = self.cgroup.memory_bound(&mut self.buffer)
             && bound.limit < info.total
         {
             (total, used) = (bound.limit, bound.used);

@@ -45,8 +45,6 @@ impl HostMemorySource {
 struct Files {
     meminfo: KernelFile,
     cgroup: CgroupLimits,
-    limits: Vec<Option<u64>>,
-    reads: u32,
     buffer: Buffer,
 }
 
@@ -55,22 +53,15 @@ impl Files {
         Some(Self {
             meminfo: KernelFile::open(&proc_root.join("meminfo")).ok()?,
             cgroup: CgroupLimits::find(proc_root, cgroup_root),
-            limits: Vec::new(),
-            reads: 0,
             buffer: Buffer::default(),
         })
     }
 
     fn read(&mut self) -> Option<HostMemory> {
-        /// A limit that an administrator changes is known after so many reads.
-        const REFRESH: u32 = 30;
-        if self.reads.is_multiple_of(REFRESH) {
-            self.cgroup.refresh_limits(&mut self.limits);
-        }
-        self.reads = self.reads.wrapping_add(1);
+        self.cgroup.refresh();
         let info = parse::meminfo(self.meminfo.read(&mut self.buffer).ok()?)?;
         let host = HostMemory { total: info.total, available: info.available? };
-        Some(match self.cgroup.memory_bound(&self.limits, &mut self.buffer) {
+        Some(match self.cgroup.memory_bound(&mut self.buffer) {
             Some(bound) if bound.limit < host.total => HostMemory {
                 total: bound.limit,
                 available: host.available.min(bound.limit.saturating_sub(bound.used)),
