@@ -3,6 +3,7 @@
 
 pub mod clock;
 pub mod descriptors;
+pub mod format;
 pub mod inherited;
 pub mod limits;
 pub mod notice;

@@ -12,11 +12,11 @@ use crate::cli::exit::Exit;
 use crate::model::device::{ComputeMode, DeviceSnapshot, ProbeRequest};
 use crate::model::reading::Known;
 use crate::model::selection::Patience;
-use crate::selection::explain::{bytes_text, device_label};
+use crate::selection::explain::device_label;
 use crate::selection::flow::{Surroundings, holders};
 use crate::selection::lease::{Holder, LeaseDirectory};
 use crate::sys::stderr::NonBlockingStderr;
-use crate::sys::users;
+use crate::sys::{format, users};
 
 /// Lists the devices as a table, or as JSON for programs.
 pub(super) fn run(args: &DevicesArgs, out: &mut Standard<'_>) -> Exit {
@@ -102,7 +102,7 @@ fn table(rows: &[(&DeviceSnapshot, Vec<Holder>)]) -> String {
                 Err(reason) => format!("({reason})"),
             },
             shown(&device.name, Clone::clone),
-            shown(&device.memory, |m| format!("{} / {}", bytes_text(m.used), bytes_text(m.total))),
+            shown(&device.memory, |m| format!("{} / {}", format::bytes(m.used), format::bytes(m.total))),
             shown(&device.gpu_utilization, |percent| format!("{percent} %")),
             processes,
             held,
