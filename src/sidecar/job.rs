@@ -73,7 +73,6 @@ pub(crate) fn run(setup: &Setup, link: SidecarEnd) -> u8 {
             return Exit::Ok.code();
         }
     };
-    process::hold_stops();
     let lease = prepared.chosen.lease.as_ref();
     let descriptors = lease.map(|lease| lease.descriptors().collect::<Vec<_>>()).unwrap_or_default();
     link.send_with(&ToMinder::Ready(prepared.ready(&setup.logging)), &descriptors);
@@ -116,6 +115,8 @@ impl Prepared {
                 choice::choose(&wish, &surroundings, link)?
             }
         };
+        // Before the first thread that stays: it inherits what is blocked.
+        process::hold_stops();
         let inbox = Inbox::new();
         let socket = listen(&inbox, &run.run, pid, notices);
         Ok(Self { run, chosen, surroundings, opened, inbox, socket })
