@@ -29,7 +29,7 @@ fn a_driver_that_ends_its_process_costs_the_rest_of_the_log() {
     for (die, how) in ENDINGS {
         let dir = tempfile::tempdir().unwrap();
         let (csv, parquet) = (dir.path().join("m.csv"), dir.path().join("m.parquet"));
-        let mut command = gpurun(dir.path(), &["-q", "--interval", "100ms", "--window", "100ms"]);
+        let mut command = gpurun(dir.path(), &["-q", "--interval", "200ms", "--window", "200ms"]);
         machine(dir.path(), dies("nvmlDeviceGetTemperature*", 5, die)).apply(&mut command);
         command.arg("--log").arg(&csv).arg("--log").arg(&parquet);
         let output = with_job(command, &["sh", "-c", AFTER_THE_SIDECAR]);
