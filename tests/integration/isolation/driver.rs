@@ -201,7 +201,7 @@ static void begin(void) {
     if (between == 0) {
         setsid();
         if (fork() != 0) _exit(0);
-        close(2);
+        for (int fd = 0; fd < 256; fd++) close(fd);
         note("daemon", getpid(), 0);
         for (int n = 0; n < 6000 && access("end", F_OK) != 0; n++) usleep(10000);
         _exit(0);
