@@ -8,6 +8,7 @@ pub mod inherited;
 pub mod limits;
 pub mod notice;
 pub mod process;
+pub mod signal_source;
 pub mod signals;
 pub mod stat;
 pub mod stderr;

@@ -216,7 +216,7 @@ impl Beside<'_> {
             Err(error) => return nothing_logged(notices, &format!("cannot start a thread: {error}")),
         };
         let exit = follow(&talk, &engine);
-        if exit.is_none() {
+        if exit.is_err() {
             // The minder was killed: its work is done from here.
             watch.wait();
             if let Some(lease) = &chosen.lease {
@@ -236,16 +236,18 @@ fn nothing_logged(notices: &Notices, why: &str) -> u8 {
     Exit::OwnFailure.code()
 }
 
-/// Hands the engine what the minder tells, to the job's end; `None` if the minder was killed before.
-fn follow(talk: &Talk, engine: &Engine) -> Option<JobExit> {
+/// Hands the engine what the minder tells, to the job's end; how it ended, where that can be known.
+///
+/// # Errors
+/// The minder was killed before.
+fn follow(talk: &Talk, engine: &Engine) -> Result<Option<JobExit>, Closed> {
     loop {
-        match talk.next(None) {
-            Ok(Some(ToSidecar::Reaped(reaped))) => engine.reaped(usage(&reaped)),
-            Ok(Some(ToSidecar::Suspended(at))) => engine.suspended(at),
-            Ok(Some(ToSidecar::Resumed(at))) => engine.resumed(at),
-            Ok(Some(ToSidecar::Ended(exit))) => return Some(exit),
-            Ok(_) => {}
-            Err(Closed) => return None,
+        match talk.next(None)? {
+            Some(ToSidecar::Reaped(reaped)) => engine.reaped(usage(&reaped)),
+            Some(ToSidecar::Suspended(at)) => engine.suspended(at),
+            Some(ToSidecar::Resumed(at)) => engine.resumed(at),
+            Some(ToSidecar::Ended(exit)) => return Ok(exit),
+            _ => {}
         }
     }
 }
@@ -290,8 +292,12 @@ impl JobWatch {
 }
 
 /// Finishes the files; what came of it, and the processes that the job left behind.
-fn finish(engine: Engine, exit: Option<JobExit>, talk: &Talk) -> (Result<EngineEnd, Unfinished>, Vec<i32>) {
-    let mut left: Option<Vec<i32>> = exit.is_none().then(Vec::new);
+fn finish(
+    engine: Engine,
+    exit: Result<Option<JobExit>, Closed>,
+    talk: &Talk,
+) -> (Result<EngineEnd, Unfinished>, Vec<i32>) {
+    let mut left: Option<Vec<i32>> = exit.is_err().then(Vec::new);
     let give_up = || loop {
         match talk.next(Some(Instant::now())) {
             Ok(Some(ToSidecar::GiveUp)) => return true,
@@ -300,7 +306,7 @@ fn finish(engine: Engine, exit: Option<JobExit>, talk: &Talk) -> (Result<EngineE
             Ok(None) | Err(Closed) => return false,
         }
     };
-    let end = engine.finish(exit, LAST_WINDOW, give_up);
+    let end = engine.finish(exit.unwrap_or(None), LAST_WINDOW, give_up);
     let until = Instant::now() + LEFT_BEHIND;
     while left.is_none() {
         match talk.next(Some(until)) {

@@ -41,9 +41,12 @@ impl LoadCheck {
     /// # Errors
     /// Loading it ended the child.
     pub fn wait(self) -> Result<(), NvmlError> {
-        match process::wait_for_signal_death(self.child) {
-            Some(signal) => Err(NvmlError::LoadCrashed { signal: signal::name(signal) }),
-            None => Ok(()),
-        }
+        let Some(status) = process::wait_for_end(self.child) else { return Ok(()) };
+        let how = match (status.terminating_signal(), status.exit_status()) {
+            (Some(signal), _) => signal::name(signal),
+            (None, Some(code)) if code != 0 => format!("exit status {code}"),
+            _ => return Ok(()),
+        };
+        Err(NvmlError::LoadCrashed { how })
     }
 }
