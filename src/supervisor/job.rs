@@ -69,8 +69,7 @@ impl Refusal {
 fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Result<JobExit, Refusal> {
     let logging = args.logging.meaning().map_err(|line| Refusal::new(Exit::Usage, line))?;
     let mut run = describe::run(&logging, &args.command, clock::pair());
-    let opened = targets::open(&logging, &run, notices)?;
-    targets::check_summary(&logging, notices)?;
+    let checked = targets::check(&logging, &run, notices)?;
 
     // A wait for GPUs can be ended like any program; from here on signals belong to the job.
     // Where nothing is asked of the driver nothing can take long, and no thread is made for it.
@@ -80,6 +79,7 @@ fn prepare_and_run(args: &RunArgs, hold: SignalHold, notices: &Notices) -> Resul
         Picked::for_job(args, notices)?
     };
 
+    let opened = targets::create(checked, &logging, notices)?;
     let inbox = Inbox::new();
     let socket = listen(&inbox, &run.run, notices);
     let command = job_command(args, &picked, socket.as_ref());

@@ -47,7 +47,6 @@ fn record(args: &RecordArgs, hold: SignalHold, notices: &Notices) -> Result<(), 
     })?;
     let run = describe::run(&logging, &[], clock::pair());
     let opened = targets::open(&logging, &run, notices)?;
-    targets::check_summary(&logging, notices)?;
 
     let inbox = Inbox::new();
     let socket = listen(&inbox, &run.run, notices);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,10 +12,11 @@ use crate::model::time::Wall;
 use crate::model::window::WindowBatch;
 
 use super::columns::{FIXED, LONG, LongRow, STATS, wide_columns};
-use super::disk::LogFile;
-use super::format::{Format, Writer};
-use super::target::Target;
-use super::{Layout, Mode, WriterError, WriterSettings};
+use super::directory::{Directory, directory_of};
+use super::format::{Finished, Format, Writer};
+use super::log_file::LogFile;
+use super::target::{Target, numbered};
+use super::{Layout, Mode, WriterError};
 
 struct CsvFormat {
     layout: Layout,
@@ -27,33 +28,62 @@ struct CsvFormat {
     places: HashMap<String, usize>,
 }
 
-pub(super) fn open(target: &Target, path: &Path, settings: &WriterSettings) -> Result<Writer, WriterError> {
+pub(super) fn open(
+    target: &Target,
+    directory: &Directory,
+    path: &Path,
+    layout: Layout,
+    mode: Mode,
+) -> Result<Writer, WriterError> {
     let format = Box::new(CsvFormat {
-        layout: settings.layout,
+        layout,
         run: None,
         lines: Lines::default(),
         text: Vec::new(),
         places: HashMap::new(),
     });
-    match settings.mode {
-        Mode::CreateNew => Ok(Writer::new(target.clone(), LogFile::create(path)?, format, true)),
-        Mode::Overwrite | Mode::Append if !path.exists() => {
-            Ok(Writer::new(target.clone(), LogFile::create(path)?, format, true))
+    let name = path.file_name().unwrap_or_default();
+    let there = directory.has(name).map_err(WriterError::io("look at", path))?;
+    match mode {
+        Mode::Overwrite if there => {
+            Ok(Writer::new(target.clone(), LogFile::existing(directory, path)?, format, false).replacing())
         }
-        Mode::Overwrite => {
-            Ok(Writer::new(target.clone(), LogFile::existing(path)?, format, false).replacing())
-        }
-        Mode::Append => {
-            let mut file = LogFile::existing(path)?;
+        Mode::Append if there => {
+            let mut file = LogFile::existing(directory, path)?;
+            check_layout(path, layout)?;
             let note = cut_torn_line(&mut file)?;
-            if settings.layout == Layout::Long && file.len() > 0 {
-                check_header(&file, &header(&long_names()))?;
-            }
             let mut writer = Writer::new(target.clone(), file, format, false);
             writer.tell(note);
             Ok(writer)
         }
+        _ => Ok(Writer::new(target.clone(), LogFile::create(directory, path)?, format, true)),
     }
+}
+
+/// Longer first lines are no header of a log.
+const LONGEST_HEADER: u64 = 256 << 20;
+
+/// Whether rows of this layout can be appended to a file. The series of a wide file are compared when they are known.
+pub(super) fn check_layout(path: &Path, layout: Layout) -> Result<(), WriterError> {
+    let mut line = Vec::new();
+    let file = File::open(path).map_err(WriterError::io("read", path))?;
+    let mut start = BufReader::new(file).take(LONGEST_HEADER);
+    start.read_until(b'\n', &mut line).map_err(WriterError::io("read", path))?;
+    let long = header(&long_names());
+    let mut fixed = header(&long_names()[..FIXED]);
+    fixed.pop();
+    // A header that was cut is written again.
+    let torn = !line.ends_with(b"\n");
+    let is_long = if torn { long.starts_with(&line) } else { line == long };
+    let is_wide = (torn && fixed.starts_with(&line)) || (!is_long && line.starts_with(&fixed));
+    let what = match layout {
+        Layout::Long if is_long => return Ok(()),
+        Layout::Wide if is_wide => return Ok(()),
+        Layout::Long if is_wide => "it has the wide layout",
+        Layout::Wide if is_long => "it has the long layout",
+        _ => "its header has other columns than this run writes",
+    };
+    Err(WriterError::OtherColumns { path: path.to_owned(), what: what.to_owned() })
 }
 
 /// Cuts what follows the last line end, and says so.
@@ -73,7 +103,9 @@ fn cut_torn_line(file: &mut LogFile) -> Result<Option<String>, WriterError> {
 /// Fails with [`WriterError::Busy`] while a gpurun writes it, and leaves files alone that are not ours.
 pub fn recover(path: &Path) -> Result<u64, WriterError> {
     super::read::rows(path)?;
-    let mut file = LogFile::existing(path)?;
+    let directory = directory_of(path);
+    let directory = Directory::open(directory).map_err(WriterError::io("open", directory))?;
+    let mut file = LogFile::existing(&directory, path)?;
     let before = file.len();
     cut_torn_line(&mut file)?;
     file.sync().map_err(WriterError::io("sync", path))?;
@@ -286,13 +318,17 @@ impl Format for CsvFormat {
         }
         // The job runs already: better a file beside it than no rows.
         let old = file.path().to_owned();
-        let stem = old.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-        let beside = old.with_file_name(format!("{stem}.{}.csv", run.run.replace('/', "_")));
-        *file = LogFile::create(&beside)?;
+        let (directory, mut n) = (file.directory().clone(), 2);
+        *file = loop {
+            match LogFile::create(&directory, &numbered(&old, n)) {
+                Err(WriterError::Exists(_)) => n += 1,
+                other => break other?,
+            }
+        };
         Ok(Some(format!(
             "{} has other columns than this run writes; its rows go to {}",
             old.display(),
-            beside.display()
+            file.path().display()
         )))
     }
 
@@ -301,25 +337,25 @@ impl Format for CsvFormat {
         Ok(())
     }
 
-    fn encode(&mut self, batch: &WindowBatch, out: &mut Vec<u8>) -> io::Result<()> {
+    fn encode(&mut self, batch: &WindowBatch, out: &mut Vec<u8>) -> io::Result<u64> {
         let run = self.run.clone().ok_or_else(|| io::Error::other("the run has not begun"))?;
+        let Some(first) = batch.rows.first() else { return Ok(0) };
         if self.layout == Layout::Wide {
             self.encode_wide(&run, batch, out);
-            return Ok(());
+            return Ok(1);
         }
-        let Some(first) = batch.rows.first() else { return Ok(()) };
         self.text.clear();
         self.lines.put_fixed(&mut self.text, &LongRow::of(&run, batch, first));
         for row in &batch.rows {
             out.extend_from_slice(&self.text);
             Lines::put_rest(out, &LongRow::of(&run, batch, row));
         }
-        Ok(())
+        Ok(batch.rows.len() as u64)
     }
 
-    fn finish(&mut self, file: &mut LogFile, _end: &RunEnd) -> Result<Option<String>, WriterError> {
+    fn finish(&mut self, file: &mut LogFile, _end: &RunEnd) -> Result<Finished, WriterError> {
         let path = file.path().to_owned();
         file.sync().map_err(WriterError::io("sync", path))?;
-        Ok(None)
+        Ok(Finished::default())
     }
 }

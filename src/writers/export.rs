@@ -2,7 +2,7 @@
 //! writes aside until everything is there.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -14,8 +14,9 @@ use crate::model::time::Wall;
 
 use super::columns::{LONG, LongBuilder, LongRow, ReadRow};
 use super::csv_file::{self, rfc3339};
+use super::directory::{Directory, Placing, TempFile, directory_of};
 use super::metadata::{self, Metadata};
-use super::parquet_file::{Aside, WideParquet, aside_path, put_in_place};
+use super::parquet_file::{ParquetFile, WideParquet};
 use super::read::{self, LogReader};
 use super::wide::{Columns, Pivot, column_of, device_labels};
 use super::{Layout, WriterError};
@@ -115,7 +116,8 @@ pub fn export(
             exported.dropped.push((input.clone(), what.to_owned()));
         }
     }
-    sink.finish(request.overwrite)?;
+    let placing = if request.overwrite { Placing::Replace } else { Placing::New };
+    sink.finish(placing)?;
     Ok(exported)
 }
 
@@ -187,7 +189,7 @@ fn merged(inputs: Vec<Metadata>, layout: Layout) -> Metadata {
 
 enum Sink<'a> {
     Text { file: TextOut<'a>, pivot: Option<Pivot>, json: bool, lines: csv_file::Lines, buffer: Vec<u8> },
-    Long { builder: Box<LongBuilder>, aside: Aside },
+    Long { builder: Box<LongBuilder>, out: Box<ParquetFile> },
     Wide(Box<WideParquet>),
 }
 
@@ -200,13 +202,18 @@ impl<'a> Sink<'a> {
         about: Metadata,
         stdout: Option<&'a mut dyn Write>,
     ) -> Result<Sink<'a>, WriterError> {
+        let directory = || {
+            let directory = directory_of(output);
+            Directory::open(directory).map_err(WriterError::io("open", directory))
+        };
         match (format, layout) {
-            (ExportFormat::Parquet, Layout::Long) => Ok(Sink::Long {
-                builder: Box::new(LongBuilder::new()),
-                aside: Aside::create(output, &super::columns::long_schema(), about)?,
-            }),
+            (ExportFormat::Parquet, Layout::Long) => {
+                let out = ParquetFile::create(&directory()?, output, &super::columns::long_schema(), about)?;
+                Ok(Sink::Long { builder: Box::new(LongBuilder::new()), out: Box::new(out) })
+            }
             (ExportFormat::Parquet, Layout::Wide) => {
-                Ok(Sink::Wide(Box::new(WideParquet::create(output, columns, HashMap::new(), about)?)))
+                let out = WideParquet::create(&directory()?, output, columns, HashMap::new(), about)?;
+                Ok(Sink::Wide(Box::new(out)))
             }
             (format, layout) => {
                 let json = format == ExportFormat::JsonLines;
@@ -222,7 +229,7 @@ impl<'a> Sink<'a> {
                 let pivot = (layout == Layout::Wide).then(|| Pivot::new(columns, HashMap::new()));
                 let file = match stdout {
                     Some(stdout) => TextOut::Stream(stdout),
-                    None => TextOut::Aside(TextAside::create(output)?),
+                    None => TextOut::File(TextFile::create(&directory()?, output)?),
                 };
                 Ok(Sink::Text { file, pivot, json, lines: csv_file::Lines::default(), buffer })
             }
@@ -239,9 +246,9 @@ impl<'a> Sink<'a> {
 
     fn push(&mut self, row: &ReadRow) -> Result<(), WriterError> {
         match self {
-            Sink::Long { builder, aside } => {
+            Sink::Long { builder, out } => {
                 builder.push(&row.as_long());
-                if builder.rows() < 8192 { Ok(()) } else { write_long(builder, aside) }
+                if builder.rows() < 8192 { Ok(()) } else { write_long(builder, out) }
             }
             Sink::Wide(wide) => wide.push(row),
             Sink::Text { file, pivot: None, json, lines, buffer } => {
@@ -262,13 +269,13 @@ impl<'a> Sink<'a> {
         }
     }
 
-    fn finish(self, replace: bool) -> Result<(), WriterError> {
+    fn finish(self, placing: Placing) -> Result<(), WriterError> {
         match self {
-            Sink::Long { mut builder, mut aside } => {
-                write_long(&mut builder, &mut aside)?;
-                aside.finish(replace).map(drop)
+            Sink::Long { mut builder, mut out } => {
+                write_long(&mut builder, &mut out)?;
+                out.finish(placing).map(drop)
             }
-            Sink::Wide(wide) => wide.into_aside()?.finish(replace).map(drop),
+            Sink::Wide(wide) => wide.into_file()?.finish(placing).map(drop),
             Sink::Text { mut file, pivot, json, mut lines, mut buffer } => {
                 if let Some(mut pivot) = pivot
                     && let Some((fixed, values)) = pivot.flush()
@@ -276,19 +283,19 @@ impl<'a> Sink<'a> {
                     put_wide(&pivot, json, &mut lines, &mut buffer, &fixed, &values);
                 }
                 file.take(&mut buffer)?;
-                file.finish(replace)
+                file.finish(placing)
             }
         }
     }
 }
 
-fn write_long(builder: &mut LongBuilder, aside: &mut Aside) -> Result<(), WriterError> {
+fn write_long(builder: &mut LongBuilder, out: &mut ParquetFile) -> Result<(), WriterError> {
     let batch = builder.finish().map_err(|e| WriterError::Encoding {
         action: "write",
-        path: aside.target().to_owned(),
+        path: out.target().to_owned(),
         what: e.to_string(),
     })?;
-    aside.write(&batch)
+    out.write(&batch)
 }
 
 fn put_wide(
@@ -366,58 +373,49 @@ impl Serialize for Object<'_> {
 /// Where lines go.
 enum TextOut<'a> {
     Stream(&'a mut dyn Write),
-    Aside(TextAside),
+    File(TextFile),
 }
 
 impl TextOut<'_> {
     fn take(&mut self, bytes: &mut Vec<u8>) -> Result<(), WriterError> {
         match self {
-            TextOut::Aside(aside) => aside.take(bytes),
+            TextOut::File(file) => {
+                file.out.write_all(bytes).map_err(WriterError::io("write", &file.target))?
+            }
             TextOut::Stream(out) => {
                 out.write_all(bytes).map_err(WriterError::io("write", "standard output"))?;
-                bytes.clear();
-                Ok(())
             }
         }
+        bytes.clear();
+        Ok(())
     }
 
-    fn finish(self, replace: bool) -> Result<(), WriterError> {
+    fn finish(self, placing: Placing) -> Result<(), WriterError> {
         match self {
-            TextOut::Aside(aside) => aside.finish(replace),
+            TextOut::File(file) => file.finish(placing),
             TextOut::Stream(out) => out.flush().map_err(WriterError::io("write", "standard output")),
         }
     }
 }
 
-/// A text file that is written aside.
-struct TextAside {
+/// A text file without its name.
+struct TextFile {
     out: BufWriter<File>,
-    aside: PathBuf,
+    temp: TempFile,
     target: PathBuf,
 }
 
-impl TextAside {
-    fn create(target: &Path) -> Result<TextAside, WriterError> {
-        let aside = aside_path(target);
-        let file = File::create(&aside).map_err(WriterError::io("create", &aside))?;
-        Ok(TextAside { out: BufWriter::with_capacity(256 << 10, file), aside, target: target.to_owned() })
+impl TextFile {
+    fn create(directory: &Directory, target: &Path) -> Result<TextFile, WriterError> {
+        let temp = TempFile::create(directory)
+            .map_err(WriterError::io("make a temporary file in", directory.path()))?;
+        let file = temp.file().try_clone().map_err(WriterError::io("write", target))?;
+        let out = BufWriter::with_capacity(256 << 10, file);
+        Ok(TextFile { out, temp, target: target.to_owned() })
     }
 
-    fn take(&mut self, bytes: &mut Vec<u8>) -> Result<(), WriterError> {
-        self.out.write_all(bytes).map_err(WriterError::io("write", &self.aside))?;
-        bytes.clear();
-        Ok(())
-    }
-
-    fn finish(mut self, replace: bool) -> Result<(), WriterError> {
-        self.out.flush().map_err(WriterError::io("write", &self.aside))?;
-        self.out.get_ref().sync_all().map_err(WriterError::io("sync", &self.aside))?;
-        put_in_place(&self.aside, &self.target, replace)
-    }
-}
-
-impl Drop for TextAside {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.aside);
+    fn finish(mut self, placing: Placing) -> Result<(), WriterError> {
+        self.out.flush().map_err(WriterError::io("write", &self.target))?;
+        self.temp.place(&self.target, placing).map_err(WriterError::io("write", &self.target)).map(drop)
     }
 }

@@ -19,7 +19,7 @@ use super::columns::{FIXED, LONG};
 use super::csv_file::whole_lines;
 use super::journal::JournalReader;
 use super::metadata::{self, Metadata};
-use super::parquet_file::journal_path;
+use super::target::{journal_path, target_of_journal};
 use super::wide::{Key, device_labels, parse_column};
 
 pub use super::columns::ReadRow;
@@ -32,6 +32,7 @@ pub struct LogReader {
     shape: Shape,
     ready: VecDeque<ReadRow>,
     texts: HashSet<Arc<str>>,
+    columns: Vec<String>,
     dropped: Option<String>,
     size: u64,
     done: bool,
@@ -67,7 +68,11 @@ fn not_a_log(path: &Path, what: impl ToString) -> WriterError {
 
 /// Opens a log for reading: a CSV file, a Parquet file or a journal, told apart by their first bytes.
 pub fn rows(path: &Path) -> Result<LogReader, WriterError> {
-    let mut file = File::open(path).map_err(WriterError::io("open", path))?;
+    rows_of_file(path, File::open(path).map_err(WriterError::io("open", path))?)
+}
+
+/// The rows of a log that is open; `path` is what it is called in errors.
+pub(super) fn rows_of_file(path: &Path, mut file: File) -> Result<LogReader, WriterError> {
     let size = file.metadata().map_err(WriterError::io("look at", path))?.len();
     let mut start = Vec::new();
     Read::by_ref(&mut file).take(8).read_to_end(&mut start).map_err(WriterError::io("read", path))?;
@@ -109,7 +114,7 @@ pub fn logs(path: &Path) -> Result<Vec<PathBuf>, WriterError> {
 }
 
 fn is_finished_journal(path: &Path) -> bool {
-    let Some(target) = super::target_of_journal(path) else { return false };
+    let Some(target) = target_of_journal(path) else { return false };
     if path.metadata().is_ok_and(|m| m.len() == 0) {
         return true;
     }
@@ -132,7 +137,7 @@ fn open_csv(path: &Path, file: File, size: u64) -> Result<LogReader, WriterError
     let mut texts = HashSet::new();
     let shape = shape_of(path, &names, &metadata, &mut texts)?;
     let source = Source::Csv { reader, record: csv::StringRecord::new(), torn: size - whole };
-    Ok(LogReader::new(path, metadata, source, shape, texts, size))
+    Ok(LogReader::new(path, metadata, source, shape, names, texts, size))
 }
 
 fn open_parquet(path: &Path, file: File, size: u64) -> Result<LogReader, WriterError> {
@@ -141,9 +146,11 @@ fn open_parquet(path: &Path, file: File, size: u64) -> Result<LogReader, WriterE
     let metadata = key_values(builder.metadata().file_metadata().key_value_metadata());
     let rows = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
     let mut texts = HashSet::new();
-    let shape = shape_of(path, &names_of(builder.schema()), &metadata, &mut texts)?;
+    let names = names_of(builder.schema());
+    let shape = shape_of(path, &names, &metadata, &mut texts)?;
     let reader = builder.with_batch_size(4096).build().map_err(|e| not_a_log(path, e))?;
-    Ok(LogReader::new(path, metadata, Source::Parquet { reader, rows, read: 0 }, shape, texts, size))
+    let source = Source::Parquet { reader, rows, read: 0 };
+    Ok(LogReader::new(path, metadata, source, shape, names, texts, size))
 }
 
 fn open_journal(path: &Path, file: File, size: u64) -> Result<LogReader, WriterError> {
@@ -151,8 +158,9 @@ fn open_journal(path: &Path, file: File, size: u64) -> Result<LogReader, WriterE
         .map_err(|e| not_a_log(path, format!("not even the start of the journal is whole: {e}")))?;
     let metadata = reader.metadata();
     let mut texts = HashSet::new();
-    let shape = shape_of(path, &names_of(&reader.schema()), &metadata, &mut texts)?;
-    Ok(LogReader::new(path, metadata, Source::Journal(reader), shape, texts, size))
+    let names = names_of(&reader.schema());
+    let shape = shape_of(path, &names, &metadata, &mut texts)?;
+    Ok(LogReader::new(path, metadata, Source::Journal(reader), shape, names, texts, size))
 }
 
 pub(super) fn key_values(pairs: Option<&Vec<KeyValue>>) -> Metadata {
@@ -241,10 +249,12 @@ impl LogReader {
         metadata: Metadata,
         source: Source,
         shape: Shape,
+        columns: Vec<String>,
         texts: HashSet<Arc<str>>,
         size: u64,
     ) -> Self {
         LogReader {
+            columns,
             path: path.to_owned(),
             metadata,
             source,
@@ -278,6 +288,12 @@ impl LogReader {
             Source::Journal(reader) => reader.position(),
         };
         (done.min(self.size), self.size)
+    }
+
+    /// The series columns of a wide log, in their order.
+    pub(super) fn series_columns(&self) -> Vec<String> {
+        let is_series = |name: &&String| !LONG.iter().any(|column| column.name == **name);
+        self.columns.iter().filter(is_series).cloned().collect()
     }
 
     /// Whether the log has the wide layout.

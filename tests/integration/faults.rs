@@ -236,7 +236,7 @@ fn a_directory_that_the_job_deletes_comes_back_with_every_row() {
     fs::create_dir(&logs).unwrap();
     let log = logs.join("m.csv");
     let mut command = gpurun(dir.path(), &FAST);
-    for target in [&log, &logs.join("m.parquet"), &logs.join("tb")] {
+    for target in [&log, &logs.join("m.parquet"), &logs.join("tb/")] {
         command.arg("--log").arg(target);
     }
     let script = "until [ -s \"$0/m.csv\" ]; do sleep 0.02; done; rm -rf \"$0\"; echo out; exit 4";
@@ -387,13 +387,15 @@ fn nothing_of_a_refused_run_is_left_and_links_lead_to_the_file() {
         finish(&mut command.args(["--", "true"]).stderr(Stdio::null()).spawn().unwrap()).code()
     };
     assert_eq!(run(&[], &["a.csv", "./a.csv"]), Some(125));
-    assert_eq!(run(&[], &["a.csv", "missing/b.csv"]), Some(125));
+    fs::write(at("file"), "").unwrap();
+    assert_eq!(run(&[], &["a.csv", "file/b.csv"]), Some(125));
     assert!(!at("a.csv").exists());
     for name in ["real.csv", "real.parquet"] {
         let link = format!("link-{name}");
         std::os::unix::fs::symlink(name, at(&link)).unwrap();
         assert_eq!(run(&[], &[&link]), Some(0), "a link to a file still to be made");
-        assert_eq!(run(&[], &[&link]), Some(125), "which then exists");
+        assert_eq!(run(&[], &[&link]), Some(0), "which then exists");
+        assert!(at(&format!("link-{}", name.replace('.', "-2."))).is_file(), "and is named after the link");
         assert_eq!(run(&["--overwrite"], &[&link]), Some(0));
         assert!(fs::symlink_metadata(at(&link)).unwrap().is_symlink() && at(name).is_file(), "{name}");
     }

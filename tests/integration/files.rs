@@ -16,7 +16,7 @@ use gpurun::model::time::{Mono, Wall};
 use gpurun::model::window::{Row, RowKind, Stats, WindowBatch};
 use gpurun::writers::read::ReadRow;
 use gpurun::writers::target::Target;
-use gpurun::writers::{self, Layout, Mode, WriterReport, WriterSettings};
+use gpurun::writers::{self, Layout, Mode, Opened, TargetFailure, WriterReport, WriterSettings};
 
 use crate::support;
 
@@ -137,6 +137,14 @@ pub(crate) fn run_end() -> RunEnd {
     RunEnd { exit: Some(JobExit::Code(3)), end: Wall(START + 1_000_000_000), duration_s: 1000.0 }
 }
 
+/// Checks and makes the targets; gives those that failed as well.
+pub(crate) fn open(targets: &[Target], settings: &WriterSettings) -> (Opened, Vec<TargetFailure>) {
+    let (checked, mut failures) = writers::check(targets, settings);
+    let (opened, failed) = checked.create();
+    failures.extend(failed);
+    (opened, failures)
+}
+
 /// Writes the batches to the targets and waits for the end.
 pub(crate) fn write(
     targets: &[&str],
@@ -146,7 +154,7 @@ pub(crate) fn write(
     batches: impl IntoIterator<Item = WindowBatch>,
 ) -> Vec<WriterReport> {
     let targets: Vec<_> = targets.iter().map(|name| parse(dir, name)).collect();
-    let (opened, failures) = writers::open(&targets, settings);
+    let (opened, failures) = open(&targets, settings);
     assert!(failures.is_empty(), "{failures:?}");
     let fan_out = opened.start(Arc::clone(run));
     for batch in batches {
@@ -198,20 +206,126 @@ fn csv_holds_every_row_with_the_columns_of_the_contract() {
 }
 
 #[test]
-fn existing_files_stop_the_run_before_the_job_and_stay_as_they_are() {
+fn a_check_makes_nothing_and_a_run_that_never_was_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.csv");
-    fs::write(&path, "mine").unwrap();
-    let targets = [parse(dir.path(), "m.csv"), parse(dir.path(), "new.csv"), parse(dir.path(), "no/dir.csv")];
-    let (opened, failures) = writers::open(&targets, &settings(Mode::CreateNew));
-    assert_eq!(failures.len(), 2);
-    assert!(failures[0].error.to_string().contains("--overwrite"), "{}", failures[0].error);
-    assert!(failures[1].error.to_string().contains("no/dir.csv"), "{}", failures[1].error);
-    assert_eq!(opened.targets().count(), 1);
-    assert!(dir.path().join("new.csv").exists());
+    let here = || fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
+    let names = ["new.csv", "a/b/new.parquet", "tensorboard:c/tb"];
+    let targets = names.map(|name| parse(dir.path(), name));
+    let (checked, failures) = writers::check(&targets, &settings(Mode::CreateNew));
+    assert!(failures.is_empty() && here().is_empty(), "{failures:?} {:?}", here());
+    let (opened, failures) = checked.create();
+    assert!(failures.is_empty(), "{failures:?}");
+    assert_eq!(opened.targets().count(), 3);
+    assert!(dir.path().join("new.csv").exists() && dir.path().join("a/b/new.parquet.journal").exists());
     drop(opened);
-    assert!(!dir.path().join("new.csv").exists(), "a log of a run that never was");
-    assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
+    assert!(here().is_empty(), "{:?}", here());
+}
+
+#[test]
+fn a_name_that_is_taken_stays_as_it_is_and_the_next_free_one_is_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run_info(1, None);
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("m.csv"), "mine").unwrap();
+    fs::write(at("m-2.csv"), "mine too").unwrap();
+    fs::write(at("m.parquet"), "not even Parquet").unwrap();
+    // A journal means that a run has the name, or had it when it was killed.
+    fs::write(at("m-2.parquet.journal"), "").unwrap();
+    let reports =
+        write(&["m.csv", "m.parquet"], dir.path(), &settings(Mode::CreateNew), &run, [window(&run, 1)]);
+    assert_clean(&reports);
+    let names = ["m-3.csv", "m-3.parquet"].map(&at);
+    for (report, name) in reports.iter().zip(&names) {
+        assert_eq!(report.target.path(), name);
+        assert_eq!(read(name).0.len(), run.series.len() + 1);
+    }
+    assert_eq!(fs::read_to_string(at("m.csv")).unwrap(), "mine");
+    assert_eq!(fs::read_to_string(at("m.parquet")).unwrap(), "not even Parquet");
+    let (opened, _) = open(&[parse(dir.path(), "m.csv")], &settings(Mode::CreateNew));
+    let (target, reason) = opened.names().next().unwrap();
+    assert_eq!(target.path(), at("m-4.csv"));
+    assert_eq!(reason.unwrap(), format!("{} exists", at("m.csv").display()));
+}
+
+#[test]
+fn a_file_that_took_the_name_during_the_run_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run_info(1, None);
+    let (opened, _) = open(&[parse(dir.path(), "m.parquet")], &settings(Mode::CreateNew));
+    let fan_out = opened.start(Arc::clone(&run));
+    fan_out.send(Arc::new(window(&run, 1)));
+    fs::write(dir.path().join("m.parquet"), "mine").unwrap();
+    let reports = fan_out.finish(run_end(), DEADLINE);
+    assert_clean(&reports);
+    assert_eq!(fs::read_to_string(dir.path().join("m.parquet")).unwrap(), "mine");
+    assert_eq!(reports[0].target.path(), dir.path().join("m-2.parquet"));
+    assert!(reports[0].note.as_ref().unwrap().contains("m-2.parquet"), "{reports:?}");
+    assert_eq!(read(&dir.path().join("m-2.parquet")).0.len(), run.series.len() + 1);
+    assert!(!dir.path().join("m.parquet.journal").exists());
+}
+
+#[test]
+fn a_target_that_cannot_be_made_is_known_before_the_job() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("file"), "").unwrap();
+    fs::create_dir(dir.path().join("x.csv")).unwrap();
+    let failure = |target: Target, mode| {
+        let (_, failures) = writers::check(&[target], &settings(mode));
+        failures.first().map(|f| f.error.to_string()).unwrap_or_default()
+    };
+    let at = |name: &str| dir.path().join(name);
+    for name in ["file/m.csv", "file/deeper/m.parquet", "tensorboard:file/tb", "tensorboard:file"] {
+        let said = failure(parse(dir.path(), name), Mode::CreateNew);
+        assert!(said.contains(at("file").to_str().unwrap()) && said.contains("ot a directory"), "{said}");
+    }
+    let said = failure(Target::Csv(at("x.csv")), Mode::CreateNew);
+    assert!(said.contains("no regular file"), "{said}");
+    let twice = [parse(dir.path(), "a.csv"), parse(dir.path(), "./a.csv")];
+    assert_eq!(writers::check(&twice, &settings(Mode::CreateNew)).1.len(), 1);
+}
+
+#[test]
+fn only_a_log_of_the_same_layout_is_appended_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run_info(1, None);
+    let wide = |mode| WriterSettings { layout: Layout::Wide, ..settings(mode) };
+    assert_clean(&write(
+        &["l.csv", "l.parquet"],
+        dir.path(),
+        &settings(Mode::CreateNew),
+        &run,
+        [window(&run, 1)],
+    ));
+    assert_clean(&write(
+        &["w.csv", "w.parquet"],
+        dir.path(),
+        &wide(Mode::CreateNew),
+        &run,
+        [window(&run, 1)],
+    ));
+    fs::write(dir.path().join("notes.csv"), "no newline, not ours").unwrap();
+    for (name, settings, word) in [
+        ("l.csv", wide(Mode::Append), "long layout"),
+        ("l.parquet", wide(Mode::Append), "long layout"),
+        ("w.csv", settings(Mode::Append), "wide layout"),
+        ("w.parquet", settings(Mode::Append), "wide layout"),
+        ("notes.csv", settings(Mode::Append), "other columns"),
+    ] {
+        let (_, failures) = writers::check(&[parse(dir.path(), name)], &settings);
+        let said = failures.first().map(|f| f.error.to_string()).unwrap_or_default();
+        assert!(said.contains("cannot append") && said.contains(word), "{name}: {said}");
+    }
+    assert_clean(&write(&["l.csv"], dir.path(), &settings(Mode::Append), &run, [window(&run, 2)]));
+    assert_clean(&write(&["w.csv"], dir.path(), &wide(Mode::Append), &run, [window(&run, 2)]));
+    assert_eq!(read(&dir.path().join("l.csv")).0.len(), 2 * (run.series.len() + 1));
+    assert_eq!(read(&dir.path().join("w.csv")).0.len(), 2 * run.series.len());
+    // Other GPUs are other columns: the rows have a file of their own, which the end names.
+    let other = run_info(2, None);
+    let reports = write(&["w.csv"], dir.path(), &wide(Mode::Append), &other, [window(&other, 3)]);
+    assert_clean(&reports);
+    assert_eq!(reports[0].target.path(), dir.path().join("w-2.csv"));
+    assert_eq!(read(&dir.path().join("w-2.csv")).0.len(), other.series.len());
+    assert_eq!(read(&dir.path().join("w.csv")).0.len(), 2 * run.series.len());
 }
 
 #[test]
@@ -223,7 +337,7 @@ fn append_cuts_a_torn_line_and_says_so() {
     let whole = fs::read_to_string(&path).unwrap();
     fs::write(&path, &whole[..whole.len() - 3]).unwrap();
 
-    let (opened, failures) = writers::open(&[parse(dir.path(), "m.csv")], &settings(Mode::Append));
+    let (opened, failures) = open(&[parse(dir.path(), "m.csv")], &settings(Mode::Append));
     assert!(failures.is_empty());
     let fan_out = opened.start(Arc::clone(&run));
     fan_out.send(Arc::new(window(&run, 2)));
@@ -241,7 +355,7 @@ fn append_cuts_a_torn_line_and_says_so() {
     assert!(text.ends_with('\n'));
 
     fs::write(&path, "time,other\n").unwrap();
-    let (_, failures) = writers::open(&[parse(dir.path(), "m.csv")], &settings(Mode::Append));
+    let (_, failures) = open(&[parse(dir.path(), "m.csv")], &settings(Mode::Append));
     assert!(failures[0].error.to_string().contains("cannot append"), "{}", failures[0].error);
 }
 
@@ -260,7 +374,7 @@ fn a_deleted_log_directory_is_made_again_with_all_rows() {
     let run = run_info(1, None);
     fs::create_dir(dir.path().join("logs")).unwrap();
     let path: PathBuf = dir.path().join("logs/m.csv");
-    let (opened, _) = writers::open(&[parse(dir.path(), "logs/m.csv")], &settings(Mode::CreateNew));
+    let (opened, _) = open(&[parse(dir.path(), "logs/m.csv")], &settings(Mode::CreateNew));
     let fan_out = opened.start(Arc::clone(&run));
     fan_out.send(Arc::new(window(&run, 1)));
     let rows = run.series.len() + 1;
@@ -345,7 +459,7 @@ fn appending_to_parquet_keeps_both_runs() {
     let rows: Vec<_> = log.map(|r| r.unwrap().run.to_string()).collect();
     assert_eq!(rows.len(), 2 * (run.series.len() + 1));
     assert_eq!(rows.last().unwrap(), "second");
-    let (_, failures) = writers::open(
+    let (_, failures) = open(
         &[parse(dir.path(), "m.parquet")],
         &WriterSettings { layout: Layout::Wide, ..settings(Mode::Append) },
     );
@@ -358,7 +472,7 @@ fn appending_to_parquet_keeps_both_runs() {
 fn a_live_journal_can_be_read_but_not_recovered() {
     let dir = tempfile::tempdir().unwrap();
     let run = run_info(1, None);
-    let (opened, _) = writers::open(&[parse(dir.path(), "m.parquet")], &settings(Mode::CreateNew));
+    let (opened, _) = open(&[parse(dir.path(), "m.parquet")], &settings(Mode::CreateNew));
     let journal = dir.path().join("m.parquet.journal");
     let fan_out = opened.start(Arc::clone(&run));
     fan_out.send(Arc::new(window(&run, 1)));
@@ -374,7 +488,7 @@ fn a_live_journal_can_be_read_but_not_recovered() {
 fn recover_keeps_every_whole_batch_of_a_journal_cut_anywhere() {
     let dir = tempfile::tempdir().unwrap();
     let run = run_info(1, None);
-    let (opened, _) = writers::open(&[parse(dir.path(), "m.parquet")], &settings(Mode::CreateNew));
+    let (opened, _) = open(&[parse(dir.path(), "m.parquet")], &settings(Mode::CreateNew));
     let journal = dir.path().join("m.parquet.journal");
     let fan_out = opened.start(Arc::clone(&run));
     wait_until(|| fs::metadata(&journal).unwrap().len() > 0);
@@ -449,7 +563,7 @@ fn helper_writes_until_killed() {
     let dir = PathBuf::from(dir);
     let run = run_info(2, None);
     let targets = ["m.csv", "m.parquet", "tensorboard:tb"].map(|name| parse(&dir, name));
-    let (opened, failures) = writers::open(&targets, &settings(Mode::CreateNew));
+    let (opened, failures) = open(&targets, &settings(Mode::CreateNew));
     assert!(failures.is_empty(), "{failures:?}");
     let fan_out = opened.start(Arc::clone(&run));
     let files = [dir.join("m.csv"), dir.join("m.parquet.journal"), only_event_file(&dir.join("tb/gpurun"))];
@@ -596,7 +710,7 @@ fn a_disk_that_fills_and_grows_again_costs_no_window() {
     let Some(disk) = SmallDisk::mount("64k") else { return };
     let dir = disk.dir.path();
     let run = run_info(2, None);
-    let (opened, failures) = writers::open(&THREE.map(|n| parse(dir, n)), &settings(Mode::CreateNew));
+    let (opened, failures) = open(&THREE.map(|n| parse(dir, n)), &settings(Mode::CreateNew));
     assert!(failures.is_empty(), "{failures:?}");
     let fan_out = opened.start(Arc::clone(&run));
     let mut notices = Vec::new();
@@ -625,8 +739,8 @@ fn a_disk_that_fills_and_grows_again_costs_no_window() {
     assert_clean(&reports);
     let windows = usize::try_from(n).unwrap();
     let rows = run.series.len() + 1;
-    for report in &reports {
-        assert_eq!(report.rows as usize, windows * rows, "{report:?}");
+    for (report, per_window) in reports.iter().zip([rows, rows, 1]) {
+        assert_eq!(report.rows as usize, windows * per_window, "{report:?}");
     }
     let (csv, _) = read(&dir.join("m.csv"));
     let (parquet, _) = read(&dir.join("m.parquet"));
@@ -644,7 +758,7 @@ fn a_disk_that_stays_full_is_said_once_and_its_loss_is_counted() {
     let dir = disk.dir.path();
     let run = run_info(2, None);
     let small = WriterSettings { memory_bound: 20_000, ..settings(Mode::CreateNew) };
-    let (opened, _) = writers::open(&THREE.map(|n| parse(dir, n)), &small);
+    let (opened, _) = open(&THREE.map(|n| parse(dir, n)), &small);
     let fan_out = opened.start(Arc::clone(&run));
     let mut notices = Vec::new();
     let mut sent = 0;
@@ -657,10 +771,10 @@ fn a_disk_that_stays_full_is_said_once_and_its_loss_is_counted() {
     }
     let rows = run.series.len() as u64 + 1;
     let reports = fan_out.finish(run_end(), DEADLINE);
-    for report in &reports {
+    for (report, per_window) in reports.iter().zip([rows, rows, 1]) {
         assert!(report.error.is_some(), "{report:?}");
         assert!(report.lost_rows > 0, "{report:?}");
-        assert_eq!(report.rows + report.lost_rows, sent * rows, "{report:?}");
+        assert_eq!(report.rows + report.lost_rows, sent * per_window, "{report:?}");
     }
     let (csv, torn) = read(&dir.join("m.csv"));
     assert_eq!((csv.len() as u64, torn), (reports[0].rows, None));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use gpurun::model::window::WindowBatch;
 use gpurun::writers::{self, Layout, WriterSettings};
 
-use crate::files::{parse, run_end, run_info, steps, tag_span, wait_until, window, write};
+use crate::files::{open, parse, run_end, run_info, steps, tag_span, wait_until, window, write};
 use crate::support;
 
 const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
@@ -128,7 +128,7 @@ fn four_ranks_are_one_dataset() {
 fn pyarrow_reads_a_journal_while_it_grows_and_when_it_is_torn() {
     let dir = tempfile::tempdir().unwrap();
     let run = run_info(2, None);
-    let (opened, _) = writers::open(&[parse(dir.path(), "m.parquet")], &WriterSettings::default());
+    let (opened, _) = open(&[parse(dir.path(), "m.parquet")], &WriterSettings::default());
     let journal = dir.path().join("m.parquet.journal");
     let fan_out = opened.start(Arc::clone(&run));
     let rows = run.series.len() + 1;
@@ -153,7 +153,7 @@ fn both_loaders_of_tensorboard_show_every_window_beside_the_trainer() {
     let target = [parse(dir.path(), "tensorboard:runs/exp1")];
     let settings = WriterSettings::default();
 
-    let (opened, failures) = writers::open(&target, &settings);
+    let (opened, failures) = open(&target, &settings);
     assert!(failures.is_empty(), "{failures:?}");
     let fan_out = opened.start(Arc::clone(&run));
     for n in 1..=5 {
@@ -175,16 +175,16 @@ fn both_loaders_of_tensorboard_show_every_window_beside_the_trainer() {
     fan_out.finish(run_end(), std::time::Duration::from_secs(60));
 
     // A second run goes on counting, in a file of its own.
-    let (opened, _) = writers::open(&target, &settings);
+    let (opened, _) = open(&target, &settings);
     let fan_out = opened.start(Arc::clone(&run));
     for n in 1..=5 {
         fan_out.send(Arc::new(window(&run, n)));
     }
     // A third at the same time has a run of its own.
-    let (third, _) = writers::open(&target, &settings);
+    let (third, _) = open(&target, &settings);
+    assert!(dir.path().join("runs/exp1/gpurun-2").exists());
     drop(third);
     fan_out.finish(run_end(), std::time::Duration::from_secs(60));
-    assert!(dir.path().join("runs/exp1/gpurun-2").exists());
     for fast in ["true", "false"] {
         check(&["events", "runs", "exp1/gpurun", fast, &points(10)], dir.path());
     }
