@@ -7,11 +7,13 @@
 
 mod columns;
 mod csv_file;
+mod decode;
 pub(crate) mod directory;
 pub mod export;
 mod fanout;
 mod format;
 mod journal;
+mod journal_reader;
 mod log_file;
 mod metadata;
 mod open;
@@ -29,7 +31,9 @@ use std::time::Duration;
 use thiserror::Error;
 
 pub use csv_file::recover as recover_csv;
+pub use decode::is_decoding;
 pub use fanout::{FanOut, WriterNotices, WriterReport};
+pub use journal_reader::Damage;
 pub use metadata::Metadata;
 pub use open::{Checked, Opened, TargetFailure, check};
 pub use parquet_target::{Recovered, recover};
@@ -114,6 +118,9 @@ pub enum WriterError {
     /// The journal of an interrupted run is in the way.
     #[error("{journal} has the rows of an interrupted run; `gpurun recover` finishes it", journal = .0.display())]
     Unfinished(PathBuf),
+    /// The journal of an interrupted run has more than could be read.
+    #[error("{journal} is damaged; `gpurun recover` says what is missing", journal = .0.display())]
+    DamagedJournal(PathBuf),
     /// The existing file has other columns.
     #[error("cannot append to {path}: {what}", path = .path.display())]
     OtherColumns {

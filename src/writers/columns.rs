@@ -12,6 +12,7 @@ use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef, TimeUnit};
 
 use crate::model::metric::Scope;
 use crate::model::run::RunInfo;
+use crate::model::time::Wall;
 use crate::model::window::{Row, WindowBatch};
 
 /// What a column holds.
@@ -105,6 +106,12 @@ pub(super) fn wide_schema(series: &[String]) -> SchemaRef {
     let mut fields: Vec<Field> = LONG[..FIXED].iter().map(field).collect();
     fields.extend(series.iter().map(|name| Field::new(name, DataType::Float64, true)));
     Arc::new(Schema::new(fields))
+}
+
+/// RFC 3339 in UTC with microseconds.
+pub(super) fn rfc3339(time: Wall) -> String {
+    let stamp = jiff::Timestamp::from_microsecond(time.0).unwrap_or_default();
+    format!("{stamp:.6}")
 }
 
 /// A row on its way into a file.

@@ -11,7 +11,7 @@ use crate::model::run::{RunEnd, RunInfo};
 use crate::model::time::Wall;
 use crate::model::window::WindowBatch;
 
-use super::columns::{FIXED, LONG, LongRow, STATS, wide_columns};
+use super::columns::{FIXED, LONG, LongRow, STATS, rfc3339, wide_columns};
 use super::directory::{Directory, directory_of};
 use super::format::{Finished, Format, Writer};
 use super::log_file::LogFile;
@@ -183,12 +183,6 @@ fn put_int(out: &mut Vec<u8>, value: Option<impl Into<i64>>) {
     if let Some(value) = value {
         out.extend_from_slice(itoa::Buffer::new().format(value.into()).as_bytes());
     }
-}
-
-/// RFC 3339 in UTC with microseconds.
-pub(super) fn rfc3339(time: Wall) -> String {
-    let stamp = jiff::Timestamp::from_microsecond(time.0).unwrap_or_default();
-    format!("{stamp:.6}")
 }
 
 /// Lines of either layout. The columns that a row shares with the one before it are formatted once.

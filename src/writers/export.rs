@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use crate::model::run::SCHEMA_VERSION;
 use crate::model::time::Wall;
 
-use super::columns::{LONG, LongBuilder, LongRow, ReadRow};
-use super::csv_file::{self, rfc3339};
+use super::columns::{LONG, LongBuilder, LongRow, ReadRow, rfc3339};
+use super::csv_file;
 use super::directory::{Directory, Placing, TempFile, directory_of};
 use super::metadata::{self, Metadata};
 use super::parquet_file::{ParquetFile, WideParquet};
@@ -62,8 +62,10 @@ pub struct ExportRequest {
 pub struct Exported {
     /// Long rows that were read.
     pub rows: u64,
-    /// Inputs with a torn end, and what was left out of them.
+    /// Inputs with a torn end or damage, and what was left out of them.
     pub dropped: Vec<(PathBuf, String)>,
+    /// More was left out than the torn ends of logs whose writer was killed.
+    pub damaged: bool,
 }
 
 /// Makes the output. `progress` hears the bytes read so far and the bytes to read.
@@ -112,6 +114,7 @@ pub fn export(
             exported.rows += 1;
             sink.push(row)
         })?;
+        exported.damaged |= log.is_damaged();
         if let Some(what) = log.dropped() {
             exported.dropped.push((input.clone(), what.to_owned()));
         }

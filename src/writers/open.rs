@@ -86,7 +86,8 @@ fn cannot_make((path, error): (PathBuf, std::io::Error)) -> WriterError {
 
 /// What keeps a run from using the name that it was given.
 fn is_taken(error: &WriterError) -> bool {
-    matches!(error, WriterError::Exists(_) | WriterError::Busy(_) | WriterError::Unfinished(_))
+    use WriterError::{Busy, DamagedJournal, Exists, Unfinished};
+    matches!(error, Exists(_) | Busy(_) | Unfinished(_) | DamagedJournal(_))
 }
 
 /// Targets that are open and locked. Dropped without a start, it removes the files and directories that it made.

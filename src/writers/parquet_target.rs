@@ -14,7 +14,8 @@ use crate::model::window::WindowBatch;
 use super::columns::{LongBuilder, long_schema};
 use super::directory::{Directory, Placing, directory_of};
 use super::format::{Finished, Format, Writer};
-use super::journal::{JournalEncoder, JournalReader};
+use super::journal::{rows_block, schema_block};
+use super::journal_reader::{Damage, JournalReader, losses};
 use super::log_file::LogFile;
 use super::metadata::{self, Metadata};
 use super::parquet_file::{ParquetFile, WideParquet};
@@ -30,7 +31,6 @@ struct ParquetFormat {
     layout: Layout,
     mode: Mode,
     run: Option<Arc<RunInfo>>,
-    encoder: Option<JournalEncoder>,
 }
 
 /// Takes the target's name by making its journal. `path` is no link: the file at the end replaces it.
@@ -44,7 +44,7 @@ pub(super) fn open(
     let journal = journal_path(path);
     let name = path.file_name().unwrap_or_default();
     let has = |name| directory.has(name).map_err(WriterError::io("look at", path));
-    let format = Box::new(ParquetFormat { layout, mode, run: None, encoder: None });
+    let format = Box::new(ParquetFormat { layout, mode, run: None });
     let left = has(journal.file_name().unwrap_or_default())?;
     match mode {
         Mode::CreateNew if has(name)? => Err(WriterError::Exists(path.to_owned())),
@@ -67,6 +67,9 @@ pub(super) fn open(
             if left {
                 // The rows of the interrupted run come first.
                 let done = finish_journal(&LogFile::existing(directory, &journal)?)?;
+                if done.is_damaged() {
+                    return Err(WriterError::DamagedJournal(journal));
+                }
                 note = Some(format!(
                     "{}: {} rows of an interrupted run were recovered first",
                     done.target.display(),
@@ -98,23 +101,20 @@ pub(super) fn check_layout(path: &Path, layout: Layout) -> Result<(), WriterErro
 
 impl Format for ParquetFormat {
     fn begin(&mut self, run: &Arc<RunInfo>, _file: &mut LogFile) -> Result<Option<String>, WriterError> {
-        let name = format!("{}@{}", run.run, run.start.0);
-        self.encoder = Some(JournalEncoder::new(metadata::of_run(run, self.layout, self.mode, &name)));
         self.run = Some(Arc::clone(run));
         Ok(None)
     }
 
     fn prefix(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
-        match &mut self.encoder {
-            Some(encoder) => encoder.prefix(out),
-            None => Err(io::Error::other("the run has not begun")),
-        }
+        let run = self.run()?;
+        let name = format!("{}@{}", run.run, run.start.0);
+        out.append(&mut schema_block(&metadata::of_run(run, self.layout, self.mode, &name))?);
+        Ok(())
     }
 
     fn encode(&mut self, batch: &WindowBatch, out: &mut Vec<u8>) -> io::Result<u64> {
-        match (&mut self.encoder, &self.run) {
-            (Some(encoder), Some(run)) => encoder.encode(run, batch, out)?,
-            _ => return Err(io::Error::other("the run has not begun")),
+        if !batch.rows.is_empty() {
+            out.append(&mut rows_block(self.run()?, batch)?);
         }
         Ok(self.layout.rows_of(batch))
     }
@@ -124,15 +124,33 @@ impl Format for ParquetFormat {
         let synced = file.sync();
         let done = convert(file, Some(end)).map_err(|e| unfinished(e, file))?;
         synced.map_err(WriterError::io("sync", file.path()))?;
-        file.remove().map_err(WriterError::io("remove", file.path()))?;
-        let mut note =
-            (done.torn_bytes > 0).then(|| format!("{} bytes of its journal were not whole", done.torn_bytes));
         let target = target_of(file)?;
-        let path = (done.target != target).then_some(done.target);
-        if let Some(path) = &path {
-            note = Some(format!("{} exists by now; its rows are in {}", target.display(), path.display()));
+        let mut notes = Vec::new();
+        if done.target != target {
+            notes.push(format!(
+                "{} exists by now; its rows are in {}",
+                target.display(),
+                done.target.display()
+            ));
         }
+        if done.is_damaged() {
+            notes.push(format!(
+                "{}; its journal {} is kept",
+                done.losses().join("; "),
+                file.path().display()
+            ));
+        } else {
+            file.remove().map_err(WriterError::io("remove", file.path()))?;
+        }
+        let path = (done.target != target).then_some(done.target);
+        let note = (!notes.is_empty()).then(|| notes.join("; "));
         Ok(Finished { path, rows: Some(done.rows), note })
+    }
+}
+
+impl ParquetFormat {
+    fn run(&self) -> io::Result<&RunInfo> {
+        self.run.as_deref().ok_or_else(|| io::Error::other("the run has not begun"))
     }
 }
 
@@ -159,13 +177,28 @@ pub struct Recovered {
     pub target: PathBuf,
     /// Rows that the file got from the journal.
     pub rows: u64,
-    /// Bytes after the last whole batch.
+    /// Bytes of a last row set that was not written to its end.
     pub torn_bytes: u64,
+    /// What could not be read. Where there is any, the journal is kept.
+    pub damage: Vec<Damage>,
     /// The file had been finished already; only the journal was left behind.
     pub was_done: bool,
 }
 
-/// Finishes the journal of a run whose gpurun was killed: writes the Parquet file, then removes it.
+impl Recovered {
+    /// Whether the journal has more than could be read.
+    pub fn is_damaged(&self) -> bool {
+        !self.damage.is_empty()
+    }
+
+    /// What is not in the file, in words.
+    pub fn losses(&self) -> Vec<String> {
+        losses(self.torn_bytes, &self.damage)
+    }
+}
+
+/// Finishes the journal of a run whose gpurun was killed: writes the Parquet file, then removes the journal if all of it
+/// but a torn end was read.
 ///
 /// Fails with [`WriterError::Busy`] while a gpurun writes the journal.
 pub fn recover(journal: &Path) -> Result<Recovered, WriterError> {
@@ -177,10 +210,18 @@ pub fn recover(journal: &Path) -> Result<Recovered, WriterError> {
 fn finish_journal(file: &LogFile) -> Result<Recovered, WriterError> {
     let done = match file.len() {
         // gpurun died before the run began: there is nothing to keep.
-        0 => Recovered { target: target_of(file)?, rows: 0, torn_bytes: 0, was_done: false },
+        0 => Recovered {
+            target: target_of(file)?,
+            rows: 0,
+            torn_bytes: 0,
+            damage: Vec::new(),
+            was_done: false,
+        },
         _ => convert(file, None)?,
     };
-    file.remove().map_err(WriterError::io("remove", file.path()))?;
+    if !done.is_damaged() {
+        file.remove().map_err(WriterError::io("remove", file.path()))?;
+    }
     Ok(done)
 }
 
@@ -193,24 +234,21 @@ fn target_of(file: &LogFile) -> Result<PathBuf, WriterError> {
 
 /// Writes the target from the journal. The journal stays.
 fn convert(file: &LogFile, end: Option<&RunEnd>) -> Result<Recovered, WriterError> {
-    let path = file.path();
     let target = target_of(file)?;
-    let handle = file.file().try_clone().map_err(WriterError::io("read", path))?;
-    let mut journal = JournalReader::open(Arc::new(handle), file.len()).map_err(|e| {
-        WriterError::NotALog { path: path.to_owned(), what: format!("not even its start is whole: {e}") }
-    })?;
-    let mut about = journal.metadata();
+    let mut journal = JournalRows::open(file)?;
+    let mut about = journal.reader.metadata().clone();
     if let Some(end) = end {
         metadata::add_end(&mut about, end);
     }
-    let mode = about.get(metadata::MODE).cloned().unwrap_or_default();
     if end.is_none()
         && let Some(target) = already_made(file.directory(), &target, &about)?
     {
-        return Ok(Recovered { target, rows: 0, torn_bytes: 0, was_done: true });
+        while journal.next()?.is_some() {}
+        return Ok(journal.recovered(target, 0, true));
     }
     let name = target.file_name().unwrap_or_default();
     let there = file.directory().has(name).map_err(WriterError::io("look at", &target))?;
+    let mode = about.get(metadata::MODE).cloned().unwrap_or_default();
     let old = if there && mode == "append" { Some(earlier(file.directory(), &target)?) } else { None };
     let of_file = metadata::of_file(old.as_ref().map(LogReader::metadata), about.clone());
     let job = Conversion { directory: file.directory(), target: &target, old, of_file };
@@ -218,7 +256,32 @@ fn convert(file: &LogFile, end: Option<&RunEnd>) -> Result<Recovered, WriterErro
     let (made, rows) = if wide { job.wide(&mut journal, &about)? } else { job.long(&mut journal)? };
     let placing = if mode == "append" || mode == "overwrite" { Placing::Replace } else { Placing::NextFree };
     let target = made.finish(placing)?;
-    Ok(Recovered { target, rows, torn_bytes: journal.torn_bytes(), was_done: false })
+    Ok(journal.recovered(target, rows, false))
+}
+
+/// A journal that is read to its end, with errors that name it.
+struct JournalRows<'a> {
+    path: &'a Path,
+    reader: JournalReader,
+}
+
+impl<'a> JournalRows<'a> {
+    fn open(file: &'a LogFile) -> Result<Self, WriterError> {
+        let path = file.path();
+        let handle = file.file().try_clone().map_err(WriterError::io("read", path))?;
+        let reader = JournalReader::open(Arc::new(handle), file.len())
+            .map_err(|error| read::journal_error(path, error))?;
+        Ok(JournalRows { path, reader })
+    }
+
+    fn next(&mut self) -> Result<Option<RecordBatch>, WriterError> {
+        self.reader.next_batch().map_err(WriterError::io("read", self.path))
+    }
+
+    fn recovered(self, target: PathBuf, rows: u64, was_done: bool) -> Recovered {
+        let (torn_bytes, damage) = (self.reader.torn_bytes(), self.reader.damage().to_vec());
+        Recovered { target, rows, torn_bytes, damage, was_done }
+    }
 }
 
 /// The file that was made of a journal already, by a gpurun that died before it removed the journal.
@@ -263,7 +326,7 @@ struct Conversion<'a> {
 
 impl Conversion<'_> {
     /// The file, and the rows that it got from the journal.
-    fn long(self, journal: &mut JournalReader) -> Result<(ParquetFile, u64), WriterError> {
+    fn long(self, journal: &mut JournalRows<'_>) -> Result<(ParquetFile, u64), WriterError> {
         let mut out = ParquetFile::create(self.directory, self.target, &long_schema(), self.of_file)?;
         let mut copied = LongBuilder::new();
         for row in self.old.into_iter().flatten() {
@@ -274,7 +337,7 @@ impl Conversion<'_> {
         }
         out.write(&copied.finish().map_err(bad(self.target))?)?;
         let before = out.rows();
-        while let Some(batch) = journal.next_batch() {
+        while let Some(batch) = journal.next()? {
             // The journal's schema carries metadata that is not the file's.
             let batch = RecordBatch::try_new(long_schema(), batch.columns().to_vec());
             out.write(&batch.map_err(bad(self.target))?)?;
@@ -283,7 +346,11 @@ impl Conversion<'_> {
         Ok((out, rows))
     }
 
-    fn wide(self, journal: &mut JournalReader, about: &Metadata) -> Result<(ParquetFile, u64), WriterError> {
+    fn wide(
+        self,
+        journal: &mut JournalRows<'_>,
+        about: &Metadata,
+    ) -> Result<(ParquetFile, u64), WriterError> {
         let mut names = match &self.old {
             Some(old) => old.series_columns(),
             None => Vec::new(),
@@ -297,8 +364,8 @@ impl Conversion<'_> {
         }
         out.end_of_window()?;
         let before = out.rows();
-        let mut rows = read::BatchRows::new(self.target, &journal.schema())?;
-        while let Some(batch) = journal.next_batch() {
+        let mut rows = read::BatchRows::new(self.target, journal.reader.schema())?;
+        while let Some(batch) = journal.next()? {
             out.end_of_window()?;
             for row in rows.read(&batch)? {
                 out.push(&row)?;

@@ -17,7 +17,8 @@ use parquet::file::metadata::KeyValue;
 use super::WriterError;
 use super::columns::{FIXED, LONG};
 use super::csv_file::whole_lines;
-use super::journal::JournalReader;
+use super::decode::decode;
+use super::journal_reader::{JournalReader, losses};
 use super::metadata::{self, Metadata};
 use super::target::{journal_path, target_of_journal};
 use super::wide::{Key, device_labels, parse_column};
@@ -34,6 +35,7 @@ pub struct LogReader {
     texts: HashSet<Arc<str>>,
     columns: Vec<String>,
     dropped: Option<String>,
+    damaged: bool,
     size: u64,
     done: bool,
 }
@@ -141,29 +143,36 @@ fn open_csv(path: &Path, file: File, size: u64) -> Result<LogReader, WriterError
 }
 
 fn open_parquet(path: &Path, file: File, size: u64) -> Result<LogReader, WriterError> {
-    let builder = ParquetRecordBatchReaderBuilder::try_new(file)
+    let builder = decode(|| ParquetRecordBatchReaderBuilder::try_new(file))
         .map_err(|e| not_a_log(path, format!("not a whole Parquet file: {e}")))?;
     let metadata = key_values(builder.metadata().file_metadata().key_value_metadata());
     let rows = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
     let mut texts = HashSet::new();
     let names = names_of(builder.schema());
     let shape = shape_of(path, &names, &metadata, &mut texts)?;
-    let reader = builder.with_batch_size(4096).build().map_err(|e| not_a_log(path, e))?;
+    let reader = decode(|| builder.with_batch_size(4096).build()).map_err(|e| not_a_log(path, e))?;
     let source = Source::Parquet { reader, rows, read: 0 };
     Ok(LogReader::new(path, metadata, source, shape, names, texts, size))
 }
 
 fn open_journal(path: &Path, file: File, size: u64) -> Result<LogReader, WriterError> {
-    let reader = JournalReader::open(Arc::new(file), size)
-        .map_err(|e| not_a_log(path, format!("not even the start of the journal is whole: {e}")))?;
-    let metadata = reader.metadata();
+    let reader = JournalReader::open(Arc::new(file), size).map_err(|error| journal_error(path, error))?;
+    let metadata = reader.metadata().clone();
     let mut texts = HashSet::new();
-    let names = names_of(&reader.schema());
+    let names = names_of(reader.schema());
     let shape = shape_of(path, &names, &metadata, &mut texts)?;
     Ok(LogReader::new(path, metadata, Source::Journal(reader), shape, names, texts, size))
 }
 
-pub(super) fn key_values(pairs: Option<&Vec<KeyValue>>) -> Metadata {
+/// The error of a journal that cannot be opened.
+pub(super) fn journal_error(path: &Path, error: io::Error) -> WriterError {
+    match error.kind() {
+        io::ErrorKind::InvalidData => not_a_log(path, error),
+        _ => WriterError::io("read", path)(error),
+    }
+}
+
+fn key_values(pairs: Option<&Vec<KeyValue>>) -> Metadata {
     pairs
         .into_iter()
         .flatten()
@@ -262,6 +271,7 @@ impl LogReader {
             ready: VecDeque::new(),
             texts,
             dropped: None,
+            damaged: false,
             size,
             done: false,
         }
@@ -272,9 +282,14 @@ impl LogReader {
         &self.metadata
     }
 
-    /// What was left out because it was torn; known when the rows are used up.
+    /// What was left out because it was torn or damaged, in words; known when the rows are used up.
     pub fn dropped(&self) -> Option<&str> {
         self.dropped.as_deref()
+    }
+
+    /// Whether more was left out than the end of a log whose writer was killed; known when the rows are used up.
+    pub fn is_damaged(&self) -> bool {
+        self.damaged
     }
 
     /// The part of the file that has been read, from 0 to its size in bytes.
@@ -310,30 +325,32 @@ impl LogReader {
                 } else {
                     self.done = true;
                     if *torn > 0 {
-                        self.dropped = Some(format!("an incomplete last line of {torn} bytes"));
+                        self.dropped = Some(format!("an incomplete last line of {torn} bytes was left out"));
                     }
                 }
             }
-            Source::Parquet { reader, read, .. } => match reader.next() {
-                Some(batch) => {
-                    let batch = batch.map_err(|e| not_a_log(&self.path, e))?;
-                    *read += batch.num_rows() as u64;
-                    rows_of_batch(&self.path, &self.shape, &batch, &mut self.texts, &mut self.ready)?;
+            Source::Parquet { reader, read, .. } => {
+                match decode(|| reader.next().transpose()).map_err(|e| not_a_log(&self.path, e))? {
+                    Some(batch) => {
+                        *read += batch.num_rows() as u64;
+                        rows_of_batch(&self.path, &self.shape, &batch, &mut self.texts, &mut self.ready)?;
+                    }
+                    None => self.done = true,
                 }
-                None => self.done = true,
-            },
-            Source::Journal(reader) => match reader.next_batch() {
-                Some(batch) => {
-                    rows_of_batch(&self.path, &self.shape, &batch, &mut self.texts, &mut self.ready)?;
-                }
-                None => {
-                    self.done = true;
-                    let torn = reader.torn_bytes();
-                    if torn > 0 {
-                        self.dropped = Some(format!("an incomplete last batch of {torn} bytes"));
+            }
+            Source::Journal(reader) => {
+                match reader.next_batch().map_err(WriterError::io("read", &self.path))? {
+                    Some(batch) => {
+                        rows_of_batch(&self.path, &self.shape, &batch, &mut self.texts, &mut self.ready)?;
+                    }
+                    None => {
+                        self.done = true;
+                        let losses = losses(reader.torn_bytes(), reader.damage());
+                        self.dropped = (!losses.is_empty()).then(|| losses.join("; "));
+                        self.damaged = !reader.damage().is_empty();
                     }
                 }
-            },
+            }
         }
         Ok(())
     }
