@@ -7,6 +7,7 @@
 
 mod columns;
 mod csv_file;
+mod csv_lines;
 mod decode;
 pub(crate) mod directory;
 pub mod export;

@@ -20,6 +20,7 @@ use gpurun::writers::{self, Layout, Mode, Opened, TargetFailure, WriterReport, W
 
 use crate::support;
 
+mod csv;
 mod disk;
 mod journal;
 mod targets;
@@ -196,12 +197,12 @@ fn csv_holds_every_row_with_the_columns_of_the_contract() {
     let mut lines = text.lines();
     assert_eq!(
         lines.next().unwrap(),
-        "time,window_s,run,host,rank,kind,tag,step,scope,gpu,cuda,uuid,pid,process,metric,unit,mean,min,max,last,\
+        "time,start,window_s,run,host,rank,kind,tag,step,scope,gpu,cuda,uuid,pid,process,metric,unit,mean,min,max,last,\
          samples,missing"
     );
     assert_eq!(
         lines.next().unwrap(),
-        "2026-09-21T14:13:30.000123Z,10.0,20260921T141320Z-node1-42,node1,1,window,run,,host,,,,,,cpu_percent,%,\
+        "2026-09-21T14:13:30.000123Z,2026-09-21T14:13:20.000123Z,10.0,20260921T141320Z-node1-42,node1,1,window,run,,host,,,,,,cpu_percent,%,\
          1131.2857142857142,1131.0,1133.0,1131.7857142857142,10,0"
     );
     assert_eq!(text.lines().count(), 1 + 2 * (run.series.len() + 1));
@@ -310,7 +311,9 @@ fn wide_files_hold_what_the_long_ones_hold() {
     assert_clean(&write(&["l.parquet"], dir.path(), &settings(Mode::CreateNew), &run, batches(&run, 20)));
     let header = fs::read_to_string(dir.path().join("w.csv")).unwrap();
     let header = header.lines().next().unwrap();
-    assert!(header.starts_with("time,window_s,run,host,rank,kind,tag,step,run/host/cpu_percent (%)/mean,"));
+    assert!(
+        header.starts_with("time,start,window_s,run,host,rank,kind,tag,step,run/host/cpu_percent (%)/mean,")
+    );
     assert!(header.contains(",run/cuda:0 (gpu:2)/gpu_utilization (%)/last,"), "{header}");
     let (csv, _) = read(&dir.path().join("w.csv"));
     let (parquet, _) = read(&dir.path().join("w.parquet"));

@@ -9,9 +9,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use gpurun::model::window::WindowBatch;
+use gpurun::writers::read::ReadRow;
 use gpurun::writers::{self, Layout, WriterSettings};
 
-use crate::files::{open, parse, run_end, run_info, steps, tag_span, wait_until, window, write};
+use crate::files::{open, parse, read, run_end, run_info, steps, tag_span, wait_until, window, write};
 use crate::support;
 
 const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
@@ -51,8 +52,9 @@ fn expected(batches: &[WindowBatch]) -> String {
             let int = |v: Option<i64>| v.map_or("null".to_owned(), |v| v.to_string());
             writeln!(
                 out,
-                r#"{{"time":{},"window_s":{:?},"run":"20260921T141320Z-node1-42","host":"node1","rank":{},"kind":{},"tag":{},"step":{},"scope":{},"gpu":{},"cuda":{},"uuid":{},"pid":{},"process":{},"metric":{},"unit":{},"mean":{},"min":{},"max":{},"last":{},"samples":{},"missing":{}}}"#,
+                r#"{{"time":{},"start":{},"window_s":{:?},"run":"20260921T141320Z-node1-42","host":"node1","rank":{},"kind":{},"tag":{},"step":{},"scope":{},"gpu":{},"cuda":{},"uuid":{},"pid":{},"process":{},"metric":{},"unit":{},"mean":{},"min":{},"max":{},"last":{},"samples":{},"missing":{}}}"#,
                 batch.time.0,
+                batch.time.0 - 10_000_000,
                 batch.window_s,
                 int(batch.rank.map(i64::from)),
                 text(Some(batch.kind.name())),
@@ -95,6 +97,39 @@ fn pandas_pyarrow_duckdb_and_polars_read_every_value() {
     write(&["w.csv", "w.parquet"], dir.path(), &wide, &run, batches);
     check(&["long", "."], dir.path());
     check(&["wide", "."], dir.path());
+}
+
+#[test]
+fn a_log_that_another_program_wrote_again_reads_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run_info(2, Some(0));
+    write(&["m.csv", "m.parquet"], dir.path(), &WriterSettings::default(), &run, three_kinds(&run));
+    check(&["rewrite", "."], dir.path());
+    let (mut expected, _) = read(&dir.path().join("m.parquet"));
+    // A file of CSV has a blank for the line end in the name of the process.
+    let with_blanks = |rows: &mut Vec<ReadRow>| {
+        rows.iter_mut()
+            .for_each(|row| row.process = row.process.as_ref().map(|p| p.replace('\n', " ").into()));
+    };
+    with_blanks(&mut expected);
+    let mut files: Vec<_> =
+        fs::read_dir(dir.path().join("again")).unwrap().map(|e| e.unwrap().path()).collect();
+    files.sort();
+    assert_eq!(files.len(), 19, "{files:?}");
+    let mut failed = Vec::new();
+    for path in files {
+        let rows = writers::read::rows(&path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        match rows {
+            Ok(mut rows) => {
+                with_blanks(&mut rows);
+                if rows != expected {
+                    failed.push(format!("{}: other rows", path.display()));
+                }
+            }
+            Err(error) => failed.push(error.to_string()),
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
 #[test]
