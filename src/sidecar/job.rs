@@ -99,8 +99,7 @@ impl Prepared {
     fn new(setup: &Setup, minder: i32, link: &SidecarEnd, notices: &Notices) -> Result<Self, Refusal> {
         let pid = minder.unsigned_abs();
         let run = describe::run(&setup.logging, &setup.command, pid, clock::pair());
-        let opened = targets::open(&setup.logging, &run, pid, notices)?;
-        targets::check_summary(&setup.logging, notices)?;
+        let checked = targets::check(&setup.logging, &run, pid, notices)?;
         let surroundings = Surroundings::from_environment();
         let chosen = match &setup.choice {
             None => Chosen::default(),
@@ -115,6 +114,8 @@ impl Prepared {
                 choice::choose(&wish, &surroundings, link)?
             }
         };
+        // A wait that is broken off leaves no files.
+        let opened = targets::create(checked, &setup.logging, notices)?;
         // Before the first thread that stays: it inherits what is blocked.
         process::hold_stops();
         let inbox = Inbox::new();
