@@ -55,7 +55,9 @@ pub fn main(argv: Vec<OsString>) -> u8 {
 /// A panic is told in one line. The standard hook would write to a stderr that nobody may be reading, and wait.
 fn say_panics_without_waiting() {
     std::panic::set_hook(Box::new(|info| {
-        Notices::new(Verbosity::Normal).error(&format!("internal error: {info}"))
+        if !crate::writers::is_decoding() {
+            Notices::new(Verbosity::Normal).error(&format!("internal error: {info}"));
+        }
     }));
 }
 
@@ -128,6 +130,7 @@ fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> 
     let request =
         ExportRequest { inputs: args.paths, output: args.output, layout, overwrite: args.overwrite };
     match export::export(&request, args.quiet, out, &mut NonBlockingStderr::new()) {
+        Ok(exported) if exported.damaged => Exit::Failed,
         Ok(_) => Exit::Ok,
         Err(WriterError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
         Err(error) => {

@@ -18,5 +18,6 @@ pub mod sample;
 pub mod selection;
 pub mod series;
 pub mod signal;
+pub mod text;
 pub mod time;
 pub mod window;

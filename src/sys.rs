@@ -3,10 +3,12 @@
 
 pub mod clock;
 pub mod descriptors;
+pub mod format;
 pub mod inherited;
 pub mod limits;
 pub mod notice;
 pub mod process;
+pub mod signal_source;
 pub mod signals;
 pub mod stat;
 pub mod stderr;

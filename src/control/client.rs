@@ -1,5 +1,6 @@
 //! The client's side of the socket, for `gpurun tag`, `step`, `log` and `status`.
 
+use crate::sys::{clock, users};
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -9,7 +10,6 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::os;
-use crate::sys::{clock, users};
 
 /// Longest reply that is read, in bytes.
 const MAX_REPLY: usize = 32 << 20;

@@ -5,6 +5,7 @@
 //! 0600. Not in `$XDG_RUNTIME_DIR`: that is removed when the user's last session ends, which a job under `nohup`
 //! outlives. It serves only where `/tmp` cannot be written.
 
+use crate::sys::users;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -13,7 +14,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::ControlError;
-use crate::sys::users;
 
 const SOCKET_NAME: &str = "control.sock";
 

@@ -50,8 +50,8 @@ pub enum ToSidecar {
     Suspended(Mono),
     /// It runs again.
     Resumed(Mono),
-    /// The job's main process has ended.
-    Ended(JobExit),
+    /// The job's main process has ended; `None`: how cannot be known.
+    Ended(Option<JobExit>),
     /// These processes of the job still run; comes after [`ToSidecar::Ended`], also when there are none.
     Left(Vec<i32>),
     /// The user does not want to wait for the files.
@@ -197,8 +197,9 @@ impl ToSidecar {
                 packet.put(&reaped.blocks_written.to_le_bytes());
             }
             Self::Suspended(at) | Self::Resumed(at) => packet.put(&at.0.to_le_bytes()),
-            Self::Ended(JobExit::Code(code)) => packet.put(&[0, *code]),
-            Self::Ended(JobExit::Signal { signal, core }) => {
+            Self::Ended(None) => packet.put(&[2, 0]),
+            Self::Ended(Some(JobExit::Code(code))) => packet.put(&[0, *code]),
+            Self::Ended(Some(JobExit::Signal { signal, core })) => {
                 packet.put(&[1, u8::from(*core)]);
                 packet.put(&signal.to_le_bytes());
             }
@@ -227,8 +228,9 @@ impl ToSidecar {
             3 => Self::Suspended(Mono(fields.u64()?)),
             4 => Self::Resumed(Mono(fields.u64()?)),
             5 => match (fields.u8()?, fields.u8()?) {
-                (0, code) => Self::Ended(JobExit::Code(code)),
-                (1, core) => Self::Ended(JobExit::Signal { signal: fields.i32()?, core: core != 0 }),
+                (0, code) => Self::Ended(Some(JobExit::Code(code))),
+                (1, core) => Self::Ended(Some(JobExit::Signal { signal: fields.i32()?, core: core != 0 })),
+                (2, 0) => Self::Ended(None),
                 _ => return None,
             },
             6 => {
@@ -358,7 +360,7 @@ mod tests {
             reaped.prop_map(ToSidecar::Reaped),
             any::<u64>().prop_map(|at| ToSidecar::Suspended(Mono(at))),
             any::<u64>().prop_map(|at| ToSidecar::Resumed(Mono(at))),
-            exit.prop_map(ToSidecar::Ended),
+            prop::option::of(exit).prop_map(ToSidecar::Ended),
             prop::collection::vec(any::<i32>(), 0..=MAX_LEFT).prop_map(ToSidecar::Left),
             Just(ToSidecar::GiveUp),
             any::<u32>().prop_map(ToSidecar::Ping),

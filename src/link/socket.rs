@@ -104,7 +104,8 @@ impl MinderEnd {
             let length = match recvmsg(&self.fd, slices, &mut ancillary, flags) {
                 Ok(received) => received.bytes,
                 Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::INTR) => continue,
+                // The kernel says once that the other end left messages unread; what it sent itself can still be read.
+                Err(Errno::INTR | Errno::CONNRESET) => continue,
                 Err(_) => return Err(Closed),
             };
             if length == 0 {
@@ -180,7 +181,8 @@ impl SidecarEnd {
             let length = match rustix::net::recv(&self.fd, &mut buffer, RecvFlags::DONTWAIT) {
                 Ok((length, _)) => length,
                 Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::INTR) => continue,
+                // As in `MinderEnd::receive`.
+                Err(Errno::INTR | Errno::CONNRESET) => continue,
                 Err(_) => return Err(Closed),
             };
             if length == 0 {
@@ -258,5 +260,21 @@ mod tests {
         assert_eq!(minder.receive().err(), Some(Closed));
         minder.send(&ToSidecar::GiveUp);
         assert!(!minder.has_backlog());
+    }
+
+    #[test]
+    fn the_last_words_of_an_end_that_left_messages_unread_arrive() {
+        let (mut minder, sidecar) = pair().unwrap();
+        minder.send(&ToSidecar::Ping(1));
+        sidecar.send(&ToMinder::Done);
+        drop(sidecar);
+        assert_eq!(minder.receive().unwrap().unwrap().0, ToMinder::Done);
+        assert_eq!(minder.receive().err(), Some(Closed));
+        let (mut minder, sidecar) = pair().unwrap();
+        sidecar.send(&ToMinder::DriverCall(false));
+        minder.send(&ToSidecar::GiveUp);
+        drop(minder);
+        assert_eq!(sidecar.receive(), Ok(Some(ToSidecar::GiveUp)));
+        assert_eq!(sidecar.receive(), Err(Closed));
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::{children, stop};
 use crate::sys::inherited::{Inherited, inherited};
-use crate::sys::signals::{SignalSet, set_default, set_disposition};
+use crate::sys::signals::{SignalSet, set_disposition};
 
 /// The job as it is to be started; everything that is not named here it inherits.
 #[derive(Clone, Debug, Default)]
@@ -182,9 +182,6 @@ pub(super) fn spawn(command: &JobCommand) -> Result<i32, LaunchError> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|source| LaunchError::System { what: "PR_SET_CHILD_SUBREAPER", source: source.into() })?;
     let (report, report_child) = io::pipe().map_err(|source| LaunchError::System { what: "pipe", source })?;
-    // Dead children must leave a status; a parent that ignores SIGCHLD would take that away. The job gets the inherited
-    // disposition back.
-    set_default(libc::SIGCHLD);
     // Plain clone instead of libc's fork: no atfork handlers of preloaded libraries. A vfork would deadlock with Ctrl-Z:
     // the stopped child never reaches exec.
     let none: libc::c_long = 0;

@@ -1,8 +1,7 @@
 //! Stopping the minder beside a job that job control stopped.
 
 use super::children;
-use crate::sys::inherited::inherited;
-use crate::sys::signals::{SignalSet, set_default, set_disposition};
+use crate::sys::signals::{SignalSet, with_default};
 use crate::sys::stat::Stat;
 
 /// Whether a terminal or a shell's job control stops with this signal; SIGSTOP is meant for one process alone.
@@ -19,24 +18,22 @@ pub(super) fn beside(pid: i32, signal: i32) {
     if !is_stopped(pid) {
         return;
     }
-    let mut only = SignalSet::EMPTY;
-    only.insert(signal);
-    set_default(signal);
-    // SAFETY: `raise` directs the signal at this thread, where it is blocked and stays pending.
-    unsafe { libc::raise(signal) };
-    if is_stopped(pid) {
-        only.unblock();
-        // Here the minder is stopped, until a SIGCONT.
-        only.block();
-    } else {
-        let set = only.to_libc();
-        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: takes the pending signal back, without waiting.
-        unsafe { libc::sigtimedwait(&set, std::ptr::null_mut(), &now) };
-    }
-    if inherited().ignored.contains(signal) {
-        set_disposition(signal, libc::SIG_IGN);
-    }
+    with_default(signal, || {
+        let mut only = SignalSet::EMPTY;
+        only.insert(signal);
+        // SAFETY: `raise` directs the signal at this thread, where it is blocked and stays pending.
+        unsafe { libc::raise(signal) };
+        if is_stopped(pid) {
+            only.unblock();
+            // Here the minder is stopped, until a SIGCONT.
+            only.block();
+        } else {
+            let set = only.to_libc();
+            let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: takes the pending signal back, without waiting.
+            unsafe { libc::sigtimedwait(&set, std::ptr::null_mut(), &now) };
+        }
+    });
 }
 
 /// While the child `pid` has not executed the job yet, a terminal may stop it; the minder stops beside it, and lets it go

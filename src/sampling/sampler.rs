@@ -150,7 +150,7 @@ impl Sampler {
         self.tree.reaped(usage);
     }
 
-    /// What the user should hear, once each; empty nearly always.
+    /// What to tell the user, once each; empty nearly always.
     pub fn take_notices(&mut self) -> Vec<Notice> {
         self.tree.take_notices(&mut self.notices);
         std::mem::take(&mut self.notices)

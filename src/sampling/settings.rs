@@ -1,4 +1,4 @@
-//! What a sampler is told once, and what can stop it before it starts.
+//! The settings of a sampler, and what can stop it before it starts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub enum ProcessDetail {
     None,
 }
 
-/// What a sampler is told once.
+/// The settings of a sampler.
 #[derive(Clone, Debug)]
 pub struct SamplerSettings {
     /// Normally `/proc`.
@@ -106,7 +106,7 @@ pub enum SamplingError {
     },
 }
 
-/// Something the user should hear once.
+/// Something to tell the user once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// NVML lists processes and none of them exists here.

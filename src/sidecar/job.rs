@@ -74,7 +74,6 @@ pub(crate) fn run(setup: &Setup, link: SidecarEnd) -> u8 {
             return Exit::Ok.code();
         }
     };
-    process::hold_stops();
     let lease = prepared.chosen.lease.as_ref();
     let descriptors = lease.map(|lease| lease.descriptors().collect::<Vec<_>>()).unwrap_or_default();
     link.send_with(&ToMinder::Ready(prepared.ready(&setup.logging)), &descriptors);
@@ -101,8 +100,7 @@ impl Prepared {
     fn new(setup: &Setup, minder: i32, link: &SidecarEnd, notices: &Notices) -> Result<Self, Refusal> {
         let pid = minder.unsigned_abs();
         let run = describe::run(&setup.logging, &setup.command, pid, clock::pair());
-        let opened = targets::open(&setup.logging, &run, pid, notices)?;
-        targets::check_summary(&setup.logging, notices)?;
+        let checked = targets::check(&setup.logging, &run, pid, notices)?;
         let surroundings = Surroundings::from_environment();
         let chosen = match &setup.choice {
             None => Chosen::default(),
@@ -117,6 +115,10 @@ impl Prepared {
                 choice::choose(&wish, &surroundings, link)?
             }
         };
+        // A wait that is broken off leaves no files.
+        let opened = targets::create(checked, &setup.logging, notices)?;
+        // Before the first thread that stays: it inherits what is blocked.
+        process::hold_stops();
         let inbox = Inbox::new();
         let socket = listen(&inbox, &run.run, pid, notices);
         Ok(Self { run, chosen, surroundings, opened, inbox, socket })
@@ -216,7 +218,7 @@ impl Beside<'_> {
             Err(error) => return nothing_logged(notices, &format!("cannot start a thread: {error}")),
         };
         let exit = follow(&talk, &engine);
-        if exit.is_none() {
+        if exit.is_err() {
             // The minder was killed: its work is done from here.
             watch.wait();
             if let Some(lease) = &chosen.lease {
@@ -237,16 +239,18 @@ fn nothing_logged(notices: &Notices, why: &str) -> u8 {
     Exit::OwnFailure.code()
 }
 
-/// Hands the engine what the minder tells, to the job's end; `None` if the minder was killed before.
-fn follow(talk: &Talk, engine: &Engine) -> Option<JobExit> {
+/// Hands the engine what the minder tells, to the job's end; how it ended, where that can be known.
+///
+/// # Errors
+/// The minder was killed before.
+fn follow(talk: &Talk, engine: &Engine) -> Result<Option<JobExit>, Closed> {
     loop {
-        match talk.next(None) {
-            Ok(Some(ToSidecar::Reaped(reaped))) => engine.reaped(usage(&reaped)),
-            Ok(Some(ToSidecar::Suspended(at))) => engine.suspended(at),
-            Ok(Some(ToSidecar::Resumed(at))) => engine.resumed(at),
-            Ok(Some(ToSidecar::Ended(exit))) => return Some(exit),
-            Ok(_) => {}
-            Err(Closed) => return None,
+        match talk.next(None)? {
+            Some(ToSidecar::Reaped(reaped)) => engine.reaped(usage(&reaped)),
+            Some(ToSidecar::Suspended(at)) => engine.suspended(at),
+            Some(ToSidecar::Resumed(at)) => engine.resumed(at),
+            Some(ToSidecar::Ended(exit)) => return Ok(exit),
+            _ => {}
         }
     }
 }
@@ -291,8 +295,12 @@ impl JobWatch {
 }
 
 /// Finishes the files; what came of it, and the processes that the job left behind.
-fn finish(engine: Engine, exit: Option<JobExit>, talk: &Talk) -> (Result<EngineEnd, Unfinished>, Vec<i32>) {
-    let mut left: Option<Vec<i32>> = exit.is_none().then(Vec::new);
+fn finish(
+    engine: Engine,
+    exit: Result<Option<JobExit>, Closed>,
+    talk: &Talk,
+) -> (Result<EngineEnd, Unfinished>, Vec<i32>) {
+    let mut left: Option<Vec<i32>> = exit.is_err().then(Vec::new);
     let give_up = || loop {
         match talk.next(Some(Instant::now())) {
             Ok(Some(ToSidecar::GiveUp)) => return true,
@@ -301,7 +309,7 @@ fn finish(engine: Engine, exit: Option<JobExit>, talk: &Talk) -> (Result<EngineE
             Ok(None) | Err(Closed) => return false,
         }
     };
-    let end = engine.finish(exit, LAST_WINDOW, give_up);
+    let end = engine.finish(exit.unwrap_or(None), LAST_WINDOW, give_up);
     let until = Instant::now() + LEFT_BEHIND;
     while left.is_none() {
         match talk.next(Some(until)) {

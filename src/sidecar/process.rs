@@ -9,7 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::link::{Closed, SidecarEnd, ToMinder, ToSidecar, Witnessed};
 use crate::model::time::Mono;
-use crate::sys::signals::{SignalSet, SignalSource, ignore};
+use crate::sys::signal_source::SignalSource;
+use crate::sys::signals::{SignalSet, ignore};
 use crate::sys::{clock, descriptors, process};
 
 /// Its name in `ps` and `/proc/PID/comm`; the command line stays the typed one, so that `pkill -f` finds both processes
@@ -32,26 +33,16 @@ pub fn enter(link: SidecarEnd, minder: i32) -> io::Result<SidecarEnd> {
 /// Signals by which job control stops a process: until the job runs, the sidecar stops with the minder.
 const STOPS: [i32; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
-/// Signals that the sidecar needs, or that tell of its own faults.
-const OWN: [i32; 9] = [
-    libc::SIGCHLD,
-    libc::SIGSEGV,
-    libc::SIGBUS,
-    libc::SIGFPE,
-    libc::SIGILL,
-    libc::SIGABRT,
-    libc::SIGTRAP,
-    libc::SIGSYS,
-    libc::SIGKILL,
-];
-
 /// Leaves signals to the minder: those that end it end the sidecar too, by the kernel's hand, and those that stop it stop
 /// both. All others wait, blocked, to be reported once the job runs. They are ignored as well: a thread of the driver
-/// library that unblocks them must not be ended by one that is meant for the job.
+/// library that unblocks them must not be ended by one that is meant for the job. Ignoring SIGCHLD would take the status
+/// of children away.
 pub fn leave_signals_to_minder() {
-    for signal in SignalSet::all_numbers().filter(|signal| !OWN.contains(signal) && !STOPS.contains(signal)) {
+    let kept =
+        |signal| STOPS.contains(&signal) || SignalSet::FAULTS.contains(&signal) || signal == libc::SIGCHLD;
+    SignalSet::all_numbers().filter(|signal| !kept(*signal)).for_each(|signal| {
         ignore(signal);
-    }
+    });
     let mut stops = SignalSet::EMPTY;
     STOPS.iter().for_each(|signal| stops.insert(*signal));
     stops.unblock();
@@ -83,6 +74,7 @@ impl Talk {
     /// No descriptor for the signals.
     pub fn begin(link: SidecarEnd, entered: Mono) -> io::Result<Self> {
         let signals = SignalSource::block_all()?;
+        signals.catch_all();
         process::outlive_parent();
         Ok(Self { link, signals, last_empty: Cell::new(entered) })
     }
@@ -131,9 +123,10 @@ impl Talk {
         let since = self.last_empty.get();
         while let Some(info) = self.signals.read() {
             let signal = i32::try_from(info.ssi_signo).unwrap_or(0);
-            // The kernel's own have positive codes: terminal keys, a child's change of state.
-            if info.ssi_code <= 0 {
-                let sender = i32::try_from(info.ssi_pid).unwrap_or(0);
+            let sender = i32::try_from(info.ssi_pid).unwrap_or(0);
+            // The kernel's own have positive codes: terminal keys, a child's change of state. A driver library may signal
+            // its own threads.
+            if info.ssi_code <= 0 && sender != process::id() {
                 let at = clock::monotonic();
                 self.send(&ToMinder::Witnessed(Witnessed { signal, sender, since, at }));
             }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::model::device::DeviceIdentity;
+use crate::sys::format;
 
 /// What a run uses: `GPUs 3, 2 (NVIDIA A100-SXM4-80GB); log run.csv`.
 pub fn line(devices: &[&DeviceIdentity], targets: &[String]) -> String {
@@ -49,8 +50,7 @@ pub fn details(
         .iter()
         .map(|(device, free)| {
             let cuda = device.cuda.map(|cuda| format!("cuda:{cuda} is ")).unwrap_or_default();
-            let free =
-                free.map(|b| format!(", {:.1} GiB free", b as f64 / (1u64 << 30) as f64)).unwrap_or_default();
+            let free = free.map(|free| format!(", {} free", format::bytes(free))).unwrap_or_default();
             format!("{cuda}GPU {}, {}{free}", index_text(device), device.uuid)
         })
         .collect();

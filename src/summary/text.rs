@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::json::{DroppedSummary, Summary, TargetSummary};
+use crate::sys::format::{duration, joules, mib};
 
 /// What gpurun prints on stderr when the job has ended: the job, its GPUs, the files.
 pub fn lines(summary: &Summary) -> Vec<String> {
@@ -102,10 +103,10 @@ fn job_line(summary: &Summary) -> String {
         let _ = write!(line, " ({mean:.0} %)");
     }
     if let Some(rss) = job.memory_rss_mib.max {
-        let _ = write!(line, ", peak memory {}", memory(rss));
+        let _ = write!(line, ", peak memory {}", mib(rss));
     }
     if let Some(pss) = job.memory_pss_mib.max {
-        let _ = write!(line, " ({} PSS)", memory(pss));
+        let _ = write!(line, " ({} PSS)", mib(pss));
     }
     if let Some(processes) = job.processes.max {
         let _ = write!(line, ", {processes:.0} process{}", if processes == 1.0 { "" } else { "es" });
@@ -114,13 +115,8 @@ fn job_line(summary: &Summary) -> String {
 }
 
 /// MiB as the number of GiB.
-fn gib(mib: f64) -> String {
-    format!("{:.1}", mib / 1024.0)
-}
-
-/// MiB in the unit that suits.
-fn memory(mib: f64) -> String {
-    if mib < 10_240.0 { format!("{mib:.0} MiB") } else { format!("{} GiB", gib(mib)) }
+fn gib(amount: f64) -> String {
+    format!("{:.1}", amount / 1024.0)
 }
 
 /// How much tasks on the host waited, where it was much.
@@ -158,25 +154,4 @@ fn own_line(summary: &Summary) -> String {
         let _ = write!(line, ", {rss:.0} MiB of memory");
     }
     line
-}
-
-/// Seconds as people read them: `9.8 s`, `2 min 5 s`, `3 h 12 min`.
-pub fn duration(seconds: f64) -> String {
-    let whole = seconds.round() as u64;
-    match whole {
-        0..60 if seconds < 59.95 => format!("{seconds:.1} s"),
-        0..60 => "1 min 0 s".to_owned(),
-        60..3600 => format!("{} min {} s", whole / 60, whole % 60),
-        _ => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
-    }
-}
-
-/// Energy as the report writes it.
-fn joules(energy: f64) -> String {
-    match energy {
-        e if e >= 3.6e6 => format!("{:.2} kWh", e / 3.6e6),
-        e if e >= 3.6e5 => format!("{:.0} Wh", e / 3.6e3),
-        e if e >= 1e3 => format!("{:.1} kJ", e / 1e3),
-        e => format!("{e:.0} J"),
-    }
 }

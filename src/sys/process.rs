@@ -4,7 +4,8 @@ use std::{fs, io};
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, getppid, set_child_subreaper, set_parent_process_death_signal, waitpid,
+    Pid, Signal, WaitOptions, WaitStatus, getppid, set_child_subreaper, set_parent_process_death_signal,
+    waitpid,
 };
 
 use super::stat::Stat;
@@ -30,11 +31,11 @@ pub fn fork(body: impl FnOnce() -> u8) -> io::Result<i32> {
     }
 }
 
-/// Waits until the child `pid` has ended; the signal that killed it, if one did.
-pub fn wait_for_signal_death(pid: i32) -> Option<i32> {
+/// Waits until the child `pid` has ended; how, or `None` where that cannot be known.
+pub fn wait_for_end(pid: i32) -> Option<WaitStatus> {
     loop {
         match waitpid(Pid::from_raw(pid), WaitOptions::empty()) {
-            Ok(ended) => return ended.and_then(|(_, status)| status.terminating_signal()),
+            Ok(ended) => return ended.map(|(_, status)| status),
             Err(Errno::INTR) => {}
             Err(_) => return None,
         }

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use crate::model::run::{RunEnd, RunInfo};
 use crate::model::window::{Row, WindowBatch};
 
-use super::WriterSettings;
 use super::format::Writer;
 use super::target::Target;
+use super::{Layout, WriterSettings};
 
 /// What one writer did.
 #[derive(Clone, Debug)]
@@ -53,9 +53,9 @@ struct Queue {
 
 impl Queue {
     /// What waits and what is under way will not be written.
-    fn lose_all(&mut self) {
+    fn lose_all(&mut self, rows_of: impl Fn(&WindowBatch) -> u64) {
         let waiting = self.batches.drain(..).chain(self.writing.take());
-        self.lost_rows += waiting.map(|batch| batch.rows.len() as u64).sum::<u64>();
+        self.lost_rows += waiting.map(|batch| rows_of(&batch)).sum::<u64>();
         self.bytes = 0;
     }
 
@@ -78,9 +78,15 @@ struct Shared {
     wake: Condvar,
     notices: WriterNotices,
     bound: usize,
+    /// Wide files and event files get one row, or event, for each batch.
+    one_for_batch: bool,
 }
 
 impl Shared {
+    fn rows_of(&self, batch: &WindowBatch) -> u64 {
+        if self.one_for_batch { Layout::Wide.rows_of(batch) } else { Layout::Long.rows_of(batch) }
+    }
+
     fn queue(&self) -> MutexGuard<'_, Queue> {
         // A panic elsewhere leaves the queue usable: every change of it is a single step.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
@@ -125,6 +131,7 @@ impl Lane {
             wake: Condvar::new(),
             notices: notices.clone(),
             bound: settings.memory_bound,
+            one_for_batch: settings.layout == Layout::Wide || matches!(writer.target, Target::TensorBoard(_)),
         };
         let (send, report) = mpsc::sync_channel(1);
         let target = writer.target.clone();
@@ -200,7 +207,7 @@ impl FanOut {
             let mut queue = lane.work.shared.queue();
             queue.sent += 1;
             if queue.dead {
-                queue.lost_rows += batch.rows.len() as u64;
+                queue.lost_rows += lane.work.shared.rows_of(&batch);
                 continue;
             }
             queue.batches.push_back(Arc::clone(&batch));
@@ -208,7 +215,7 @@ impl FanOut {
             while queue.bytes > lane.work.shared.bound && queue.batches.len() > 1 {
                 if let Some(oldest) = queue.batches.pop_front() {
                     queue.bytes -= size_of_batch(&oldest);
-                    queue.lost_rows += oldest.rows.len() as u64;
+                    queue.lost_rows += lane.work.shared.rows_of(&oldest);
                 }
             }
             drop(queue);
@@ -286,10 +293,11 @@ fn abandoned(lane: &Lane, why: RecvTimeoutError, deadline: Duration) -> WriterRe
         RecvTimeoutError::Disconnected => "its thread did not begin".to_owned(),
     };
     let mut report = WriterReport::new(lane.target.clone());
-    let mut queue = lane.work.shared.queue();
+    let shared = &lane.work.shared;
+    let mut queue = shared.queue();
     // Whatever it still writes when it wakes up, nobody can count on it.
     queue.dead = true;
-    queue.lose_all();
+    queue.lose_all(|batch| shared.rows_of(batch));
     queue.tell(&mut report);
     report.error = Some(error);
     report
@@ -306,7 +314,7 @@ fn run_lane(
     let outcome = catch_unwind(AssertUnwindSafe(|| write_all(writer, shared, run, sync_every, &mut report)));
     let mut queue = shared.queue();
     queue.dead = true;
-    queue.lose_all();
+    queue.lose_all(|batch| shared.rows_of(batch));
     queue.tell(&mut report);
     drop(queue);
     if outcome.is_err() {
@@ -371,11 +379,11 @@ fn write_all(
         };
         drop(queue);
         match writer.write(batch) {
-            Ok(bytes) => {
+            Ok(written) => {
                 let mut queue = shared.queue();
-                queue.rows += batch.rows.len() as u64;
+                queue.rows += written.rows;
                 queue.written += 1;
-                queue.written_bytes += bytes;
+                queue.written_bytes += written.bytes;
                 queue.writing = None;
                 drop(queue);
                 current = None;
@@ -398,7 +406,7 @@ fn write_all(
                 let mut queue = shared.queue();
                 if let Some(end) = queue.end.clone() {
                     // The last try failed as well: what waits is lost, what is written is finished.
-                    queue.lose_all();
+                    queue.lose_all(|batch| shared.rows_of(batch));
                     drop(queue);
                     report.error = Some(format!("cannot be written: {e}"));
                     finish(&mut writer, shared, &end, report);
@@ -430,9 +438,15 @@ fn note_failure(
 
 fn finish(writer: &mut Writer, shared: &Shared, end: &RunEnd, report: &mut WriterReport) {
     match writer.finish(end) {
-        Ok(note) => report.note = note,
+        Ok(finished) => {
+            report.note = finished.note;
+            if let Some(rows) = finished.rows {
+                shared.queue().rows = rows;
+            }
+        }
         Err(e) => report.error = Some(e.to_string()),
     }
+    report.target = writer.target.clone();
     for text in writer.take_notices() {
         shared.say(text);
     }
@@ -450,8 +464,9 @@ mod tests {
     use crate::model::time::{Mono, Wall};
     use crate::model::window::{RowKind, Stats};
     use crate::writers::WriterError;
-    use crate::writers::disk::LogFile;
-    use crate::writers::format::Format;
+    use crate::writers::directory::{Directory, directory_of};
+    use crate::writers::format::{Finished, Format};
+    use crate::writers::log_file::LogFile;
 
     /// What a writer does when it is given a batch.
     enum Act {
@@ -472,18 +487,18 @@ mod tests {
             Ok(())
         }
 
-        fn encode(&mut self, batch: &WindowBatch, out: &mut Vec<u8>) -> io::Result<()> {
+        fn encode(&mut self, batch: &WindowBatch, out: &mut Vec<u8>) -> io::Result<u64> {
             match &self.0 {
                 Act::Write => {}
                 Act::Panic => panic!("a fault on purpose"),
                 Act::Hang(release) => drop(release.recv()),
             }
             out.extend_from_slice(format!("{}\n", batch.ordinal).as_bytes());
-            Ok(())
+            Ok(1)
         }
 
-        fn finish(&mut self, _: &mut LogFile, _: &RunEnd) -> Result<Option<String>, WriterError> {
-            Ok(None)
+        fn finish(&mut self, _: &mut LogFile, _: &RunEnd) -> Result<Finished, WriterError> {
+            Ok(Finished::default())
         }
     }
 
@@ -535,7 +550,7 @@ mod tests {
             .enumerate()
             .map(|(n, act)| {
                 let path = dir.join(format!("{n}.csv"));
-                let file = LogFile::create(&path).unwrap();
+                let file = LogFile::create(&Directory::open(directory_of(&path)).unwrap(), &path).unwrap();
                 Writer::new(Target::Csv(path), file, Box::new(Acting(act)), true)
             })
             .collect();
@@ -570,7 +585,7 @@ mod tests {
     fn without_its_thread_a_writer_writes_at_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.csv");
-        let file = LogFile::create(&path).unwrap();
+        let file = LogFile::create(&Directory::open(directory_of(&path)).unwrap(), &path).unwrap();
         let writer = Writer::new(Target::Csv(path.clone()), file, Box::new(Acting(Act::Write)), true);
         let notices = WriterNotices::default();
         let lane = Lane::new(writer, &WriterSettings::default(), &run(), &notices);

@@ -30,7 +30,7 @@ fn a_run_says_what_it_uses_and_what_came_of_it() {
     let host = two();
     let run = |more: &[&str]| {
         let words = ["-n", "2", "--overwrite", "--log", "a.csv", "--log", "b.csv"];
-        said(&host, &[&words, more, &["--", "sh", "-c", "exit 3"]].concat())
+        said(&host, &[&words, more, &["--", "sh", "-c", "sleep 0.1; exit 3"]].concat())
     };
     let plain = run(&[]);
     let lines = shape(&plain);

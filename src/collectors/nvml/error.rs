@@ -19,14 +19,14 @@ pub enum NvmlError {
     BadLibrary {
         /// Name or path.
         library: String,
-        /// The loader's words.
+        /// The loader's message.
         detail: String,
     },
-    /// The library crashes while it is loaded.
-    #[error("the NVIDIA driver library crashed while it was loaded ({signal})")]
+    /// The process that loads the library does not live through it.
+    #[error("loading the NVIDIA driver library ended the process ({how})")]
     LoadCrashed {
-        /// The signal that it died by.
-        signal: String,
+        /// The signal or the exit status.
+        how: String,
     },
     /// The library is there, the kernel's driver is not.
     #[error("the NVIDIA driver is not running ({library} was found, the kernel module is not loaded)")]
@@ -55,7 +55,7 @@ pub enum NvmlError {
     Init {
         /// Name or path.
         library: String,
-        /// The driver's words.
+        /// The driver's message.
         detail: String,
     },
     /// A call that everything else rests on failed.
@@ -63,7 +63,7 @@ pub enum NvmlError {
     Call {
         /// The C name.
         function: &'static str,
-        /// The driver's words.
+        /// The driver's message.
         reason: String,
     },
 }

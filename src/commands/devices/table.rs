@@ -3,9 +3,9 @@
 use super::Row;
 use crate::model::device::{DeviceMemory, DeviceProcess, DeviceSnapshot};
 use crate::model::reading::Known;
-use crate::selection::explain::bytes_text;
+
 use crate::selection::lease::Holder;
-use crate::sys::{process, users};
+use crate::sys::{format, process, users};
 
 const COLUMNS: usize = 7;
 
@@ -143,7 +143,7 @@ fn details(row: &Row<'_>) -> Vec<String> {
         "{}, {}, {} free",
         shown(uuid, ToString::to_string),
         shown(name, Clone::clone),
-        shown(memory, |memory| bytes_text(memory.free))
+        shown(memory, |memory| format::bytes(memory.free))
     )];
     lines.extend(processes.iter().flatten().map(process_text));
     lines.extend(row.holders.iter().map(|holder| format!("held by {holder}")));
@@ -153,7 +153,7 @@ fn details(row: &Row<'_>) -> Vec<String> {
 /// `pid 4242 of alice, 70.1 GiB: python train.py`
 fn process_text(process: &DeviceProcess) -> String {
     let user = user_of(process).map(|user| format!(" of {user}")).unwrap_or_default();
-    let memory = shown(&process.memory, |bytes| bytes_text(*bytes));
+    let memory = shown(&process.memory, |bytes| format::bytes(*bytes));
     let command = i32::try_from(process.pid).ok().and_then(process::command_of);
     let command = command.map(|command| format!(": {command}")).unwrap_or_default();
     let kind = if process.compute { "" } else { ", graphics" };

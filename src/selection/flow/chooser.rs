@@ -18,6 +18,7 @@ use crate::selection::explain;
 use crate::selection::lease::{Holder, LeaseDirectory};
 use crate::selection::queue::Ticket;
 use crate::selection::visible::{self, Ordinals};
+use crate::sys::format;
 use crate::sys::notice::Verbosity;
 
 /// How often the first in the queue asks the driver about processes that hold no lease.
@@ -222,7 +223,7 @@ impl Chooser<'_> {
             let now = Instant::now();
             if deadline.is_some_and(|deadline| now >= deadline) {
                 screen.clear();
-                let waited = seconds_text(now - begun);
+                let waited = format::elapsed((now - begun).as_secs());
                 self.add_users(&mut look);
                 let mut why = self.too_few(&look);
                 why.text = format!("timed out after {waited}: {}", why.text);
@@ -261,7 +262,8 @@ impl Chooser<'_> {
     fn waiting_line(&self, look: &Look, ahead: usize, waited: Duration, trouble: Option<&str>) -> String {
         let wanted = self.constraints.count.min;
         let now = look.choice.chosen.len();
-        let mut line = format!("waiting for {wanted} {} ({})", gpus(wanted as usize), seconds_text(waited));
+        let waited = format::elapsed(waited.as_secs());
+        let mut line = format!("waiting for {wanted} {} ({waited})", gpus(wanted as usize));
         if ahead > 0 {
             line.push_str(&format!(": {ahead} ahead in the queue"));
         } else {
@@ -369,14 +371,4 @@ fn gpus(number: usize) -> &'static str {
 
 fn counted(number: usize) -> String {
     format!("{number} {}", gpus(number))
-}
-
-/// `12 s`, `3 min 4 s`, `2 h 5 min`.
-fn seconds_text(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
-        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
-    }
 }
