@@ -25,3 +25,4 @@ mod smoke;
 mod support;
 mod transparency;
 mod truth;
+mod when_killed;

@@ -12,8 +12,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use harness::{
-    BOTH, GPURUN, Running, Shown, Way, alive, bytes, command, describe, finish, job, job_argv, kill, pid_of,
-    report, state, until,
+    BOTH, GPURUN, Running, Shown, Way, alive, bytes, command, describe, finish, job, job_argv, kill, marked,
+    pid_of, report, state, until,
 };
 use pty::Terminal;
 
@@ -666,20 +666,6 @@ fn a_stopped_gpurun_does_not_stop_the_job() {
     got.sort();
     assert_eq!(got, ["10", "18"]);
     assert_eq!(running.end().0, "code 0");
-}
-
-/// Processes that carry a mark in their environment.
-fn marked(mark: &str) -> Vec<i32> {
-    let entry = format!("TEST_MARK={mark}");
-    std::fs::read_dir("/proc")
-        .unwrap()
-        .flatten()
-        .filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok())
-        .filter(|pid| {
-            let env = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            env.split(|b| *b == 0).any(|v| v == entry.as_bytes())
-        })
-        .collect()
 }
 
 /// Waits until no process carries a mark: the kernel ends a sidecar after its minder.
