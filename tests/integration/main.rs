@@ -26,3 +26,4 @@ mod smoke;
 mod support;
 mod transparency;
 mod truth;
+mod when_killed;
