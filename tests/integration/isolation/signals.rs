@@ -35,8 +35,8 @@ __attribute__((constructor)) static void begin(void) {
 /// Threads of a process that have no signal blocked.
 fn open_threads(pid: i32) -> usize {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let open = |status: String| status.lines().any(|line| line == "SigBlk:\t0000000000000000");
-    tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok()).filter(|s| open(s.clone())).count()
+    let statuses = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+    statuses.filter(|status| status.lines().any(|line| line == "SigBlk:\t0000000000000000")).count()
 }
 
 /// A signal that gpurun alone gets, and that passes behind all others.
@@ -77,7 +77,9 @@ fn a_preloaded_librarys_thread_takes_no_signal_and_no_status_from_the_job() {
     let mut running = Running::start_command(wrapped(&job_argv(&["wait"])));
     for _ in 0..2 {
         kill(running.outer(), libc::SIGTSTP);
-        until("both are stopped", || [running.outer(), running.job].iter().all(|pid| state(*pid) == Some('T')));
+        until("both are stopped", || {
+            [running.outer(), running.job].iter().all(|pid| state(*pid) == Some('T'))
+        });
         kill(running.outer(), libc::SIGCONT);
         until("both run again", || [running.outer(), running.job].iter().all(|pid| state(*pid) == Some('S')));
     }
@@ -244,7 +246,10 @@ fn what_timeout_sends_arrives_once() {
     assert_eq!(timed.run_out(Way::Wrapped, "TERM"), ["TERM"]);
     // Bare, `timeout` signals the job twice: alone, and with its group. The job may see that as one.
     let bare = Timed::start(dir.path(), Way::Bare, &[], COUNTS).run_out(Way::Bare, "TERM");
-    assert!(["TERM", "TERM"].starts_with(&bare.iter().map(String::as_str).collect::<Vec<_>>()[..]), "{bare:?}");
+    assert!(
+        ["TERM", "TERM"].starts_with(&bare.iter().map(String::as_str).collect::<Vec<_>>()[..]),
+        "{bare:?}"
+    );
 }
 
 #[test]
