@@ -5,6 +5,7 @@
 //! [`FanOut::finish`] waits for the writers, but never past its deadline. What a writer cannot write now it keeps, up to
 //! a bound, and tries again with the next window.
 
+mod batch_queue;
 mod columns;
 mod csv_file;
 mod csv_lines;
@@ -25,6 +26,8 @@ pub mod schema;
 pub mod target;
 mod tensorboard;
 mod wide;
+mod writer_report;
+mod writer_thread;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,12 +36,13 @@ use thiserror::Error;
 
 pub use csv_file::recover as recover_csv;
 pub use decode::is_decoding;
-pub use fanout::{FanOut, WriterNotices, WriterReport};
+pub use fanout::FanOut;
 pub use journal_reader::Damage;
 pub use metadata::Metadata;
 pub use open::{Checked, Opened, TargetFailure, check};
 pub use parquet_target::{Recovered, recover};
 pub use target::{journal_path, target_of_journal};
+pub use writer_report::{WriterNotices, WriterReport};
 
 use crate::model::window::WindowBatch;
 

@@ -28,6 +28,7 @@ use crate::summary::json::{LeftoverSummary, Summary};
 use crate::summary::start;
 use crate::sys::notice::{Notices, Verbosity};
 use crate::sys::process::{command_of, id, parent_id};
+use crate::sys::stat::Stat;
 use crate::sys::{clock, limits};
 use crate::writers::Opened;
 
@@ -57,7 +58,7 @@ pub(crate) struct Setup {
 /// The whole life of a sidecar whose parent is the minder of a job; its exit status.
 pub(crate) fn run(setup: &Setup, link: SidecarEnd) -> u8 {
     let minder = parent_id();
-    let Ok(link) = process::enter(link, minder) else { return Exit::OwnFailure.code() };
+    let Ok(link) = process::enter(link) else { return Exit::OwnFailure.code() };
     let notices = Notices::new(setup.verbosity);
     let entered = clock::monotonic();
     process::leave_signals_to_minder();
@@ -79,7 +80,7 @@ pub(crate) fn run(setup: &Setup, link: SidecarEnd) -> u8 {
     link.send_with(&ToMinder::Ready(prepared.ready(&setup.logging)), &descriptors);
     drop(descriptors);
     let Ok(job) = wait_for_start(&link) else {
-        // There is no job. Files that were made for it go away with what holds them.
+        prepared.undo();
         return Exit::Ok.code();
     };
     let beside = Beside { setup, minder, job, entered, load_check, notices: &notices };
@@ -105,6 +106,9 @@ impl Prepared {
         let chosen = match &setup.choice {
             None => Chosen::default(),
             Some(settings) => {
+                // A target that cannot be written is told before the choice. Nothing is left of this attempt: the choice
+                // may take hours and be broken off.
+                drop(targets::open(&setup.logging, &run, pid, &Notices::new(Verbosity::Quiet))?);
                 let wish = Wish {
                     settings,
                     command: &setup.command,
@@ -115,10 +119,10 @@ impl Prepared {
                 choice::choose(&wish, &surroundings, link)?
             }
         };
-        // A wait that is broken off leaves no files.
+        // From here on threads are started that stay, and inherit what is blocked.
+        process::get_ready();
+        // Not before: a wait that is broken off leaves no files.
         let opened = targets::create(checked, &setup.logging, notices)?;
-        // Before the first thread that stays: it inherits what is blocked.
-        process::hold_stops();
         let inbox = Inbox::new();
         let socket = listen(&inbox, &run.run, pid, notices);
         Ok(Self { run, chosen, surroundings, opened, inbox, socket })
@@ -132,6 +136,15 @@ impl Prepared {
         }
         let journals = self.opened.iter().flat_map(Opened::journaled).collect();
         Ready { env, socket, journals }
+    }
+
+    /// There is no job: removes what was made for it.
+    fn undo(self) {
+        let Self { chosen, opened, socket, .. } = self;
+        drop(opened);
+        socket.map(|socket| socket.stop(LAST_MARKS));
+        // Left open: the process ends now, and the driver's own shutdown can hang.
+        std::mem::forget(chosen);
     }
 }
 
@@ -158,15 +171,22 @@ fn outer_records(logging: &Logging) -> bool {
     !writes && outer().is_some_and(|path| control::Client::connect(path.as_ref()).is_ok())
 }
 
-/// Waits for the minder to have started the job.
+/// Waits for the minder to have started the job. One that is killed in between leaves a process that has announced itself
+/// and runs the job.
 fn wait_for_start(link: &SidecarEnd) -> Result<Job, Closed> {
+    let mut starting: Option<Job> = None;
     loop {
-        match link.receive()? {
-            Some(ToSidecar::Started(job)) => return Ok(job),
-            Some(_) => {}
-            None => {
+        match link.receive() {
+            Ok(Some(ToSidecar::Starting(job))) => starting = Some(job),
+            Ok(Some(ToSidecar::Started(job))) => return Ok(job),
+            Ok(Some(_)) => {}
+            Ok(None) => {
                 // An interrupted wait is looked at again.
                 let _ = poll(&mut [PollFd::from_borrowed_fd(link.as_fd(), PollFlags::IN)], None);
+            }
+            Err(Closed) => {
+                let runs = |job: &Job| Stat::read(job.pid).is_some_and(|stat| !stat.has_ended());
+                return starting.filter(runs).ok_or(Closed);
             }
         }
     }
@@ -189,14 +209,14 @@ impl Beside<'_> {
         let Self { setup, job, notices, .. } = self;
         let Prepared { run, mut chosen, surroundings, opened, inbox, socket } = prepared;
         let watch = JobWatch::open(job.pid);
+        if let (Some(lease), Ok(pid)) = (&mut chosen.lease, u32::try_from(job.pid)) {
+            lease.note_job(pid);
+        }
         let talk = match Talk::begin(link, self.entered) {
             Ok(talk) => talk,
             Err(error) => return nothing_logged(notices, &format!("cannot watch signals: {error}")),
         };
         limits::raise_descriptors();
-        if let (Some(lease), Ok(pid)) = (&mut chosen.lease, u32::try_from(job.pid)) {
-            lease.note_job(pid);
-        }
         say_start(&chosen, &setup.logging, opened.as_ref(), notices);
         let watched = match chosen.known.take() {
             Some((nvml, devices)) => Watched::Known(Box::new(nvml), devices),
@@ -244,13 +264,27 @@ fn nothing_logged(notices: &Notices, why: &str) -> u8 {
 /// # Errors
 /// The minder was killed before.
 fn follow(talk: &Talk, engine: &Engine) -> Result<Option<JobExit>, Closed> {
+    let mut suspended = false;
     loop {
-        match talk.next(None)? {
-            Some(ToSidecar::Reaped(reaped)) => engine.reaped(usage(&reaped)),
-            Some(ToSidecar::Suspended(at)) => engine.suspended(at),
-            Some(ToSidecar::Resumed(at)) => engine.resumed(at),
-            Some(ToSidecar::Ended(exit)) => return Ok(exit),
-            _ => {}
+        match talk.next(None) {
+            Ok(Some(ToSidecar::Reaped(reaped))) => engine.reaped(usage(&reaped)),
+            Ok(Some(ToSidecar::Suspended(at))) => {
+                suspended = true;
+                engine.suspended(at);
+            }
+            Ok(Some(ToSidecar::Resumed(at))) => {
+                suspended = false;
+                engine.resumed(at);
+            }
+            Ok(Some(ToSidecar::Ended(exit))) => return Ok(exit),
+            Ok(_) => {}
+            Err(Closed) => {
+                if suspended {
+                    // Nothing will tell when the job runs again.
+                    engine.resumed(clock::monotonic());
+                }
+                return Err(Closed);
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ pub fn lines(summary: &Summary) -> Vec<String> {
     lines.extend(summary.gpus.iter().map(gpu_line));
     let whole = summary.targets.iter().filter(|target| !is_trouble(target));
     let files: Vec<String> =
-        whole.map(|target| format!("{} ({} rows)", target.target, target.rows)).collect();
+        whole.map(|target| format!("{} ({} {})", target.target, target.rows, unit(target))).collect();
     if !files.is_empty() {
         lines.push(format!("wrote {}", files.join(", ")));
     }
@@ -35,13 +35,18 @@ pub fn troubles(summary: &Summary) -> Vec<String> {
     failed
         .map(|target| {
             let why = target.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
-            format!("{}: {} rows, {} lost{why}", target.target, target.rows, target.lost_rows)
+            format!("{}: {} {}, {} lost{why}", target.target, target.rows, unit(target), target.lost_rows)
         })
         .collect()
 }
 
 fn dropped_line(dropped: &DroppedSummary) -> String {
     format!("not recorded: {} {} of the job: {}", dropped.count, dropped.what, dropped.reason)
+}
+
+/// What a target counts.
+fn unit(target: &TargetSummary) -> &'static str {
+    if target.target.starts_with("tensorboard:") { "events" } else { "rows" }
 }
 
 fn is_trouble(target: &TargetSummary) -> bool {

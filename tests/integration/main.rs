@@ -26,4 +26,5 @@ mod smoke;
 mod support;
 mod transparency;
 mod truth;
+mod when_killed;
 mod words;
