@@ -105,9 +105,6 @@ impl Prepared {
         let chosen = match &setup.choice {
             None => Chosen::default(),
             Some(settings) => {
-                // A target that cannot be written is told before the choice. Nothing is left of this attempt: the choice
-                // may take hours and be broken off.
-                drop(targets::open(&setup.logging, &run, pid, &Notices::new(true))?);
                 let wish = Wish {
                     settings,
                     command: &setup.command,

@@ -173,24 +173,26 @@ pub(crate) enum Placing {
     NextFree,
 }
 
-/// A file under a random hidden name, to be renamed when it is whole. Dropped before that, it is removed.
+/// A file that gets its name when it is whole. Until then it has none, so that nothing is left of it however gpurun ends;
+/// on a filesystem that knows no such files it has a random hidden one, which is removed on drop.
 #[derive(Debug)]
 pub(crate) struct TempFile {
     directory: Directory,
-    name: OsString,
+    name: Option<OsString>,
     file: File,
 }
 
 impl TempFile {
     /// Makes the file. Nobody can have prepared anything under its name.
     pub(crate) fn create(directory: &Directory) -> io::Result<TempFile> {
+        let nameless = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        if let Ok(file) = rustix::fs::openat(&directory.fd, ".", nameless, NEW_FILE) {
+            return Ok(TempFile { directory: directory.clone(), name: None, file: file.into() });
+        }
         loop {
-            let mut random = [0u8; 8];
-            rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-            // Hidden: readers of a directory of logs pass it by.
-            let name = OsString::from(format!(".gpurun-{:016x}.tmp", u64::from_ne_bytes(random)));
+            let name = hidden_name()?;
             match directory.create_new(&name) {
-                Ok(file) => return Ok(TempFile { directory: directory.clone(), name, file }),
+                Ok(file) => return Ok(TempFile { directory: directory.clone(), name: Some(name), file }),
                 Err(error) if taken(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -230,20 +232,57 @@ impl TempFile {
             // The new file can be read by whoever could read the old one.
             let _ = rustix::fs::fchmod(&self.file, Mode::from_raw_mode(old.st_mode));
         }
+        let hidden = match &self.name {
+            Some(hidden) => hidden.clone(),
+            // A link never replaces; a rename does.
+            None => {
+                let hidden = hidden_name()?;
+                self.link(&hidden)?;
+                hidden
+            }
+        };
         let dir = &self.directory.fd;
-        Ok(rustix::fs::renameat(dir, &self.name, dir, name)?)
+        let renamed = rustix::fs::renameat(dir, &hidden, dir, name);
+        if renamed.is_err() {
+            let _ = self.directory.remove(&hidden);
+        }
+        Ok(renamed?)
     }
 
     fn put(&self, name: &OsStr) -> io::Result<()> {
-        let dir = &self.directory.fd;
-        match rustix::fs::linkat(dir, &self.name, dir, name, AtFlags::empty()) {
-            Ok(()) => self.directory.remove(&self.name),
-            Err(rustix::io::Errno::EXIST) => Err(io::ErrorKind::AlreadyExists.into()),
+        match (self.link(name), &self.name) {
+            (Ok(()), Some(hidden)) => self.directory.remove(hidden),
+            (Ok(()), None) => Ok(()),
+            (Err(error), _) if taken(&error) => Err(error),
             // A filesystem without hard links cannot refuse to replace.
-            Err(_) if !self.directory.has(name)? => Ok(rustix::fs::renameat(dir, &self.name, dir, name)?),
-            Err(_) => Err(io::ErrorKind::AlreadyExists.into()),
+            (Err(_), Some(hidden)) if !self.directory.has(name)? => {
+                let dir = &self.directory.fd;
+                Ok(rustix::fs::renameat(dir, hidden, dir, name)?)
+            }
+            (Err(error), None) => Err(error),
+            (Err(_), Some(_)) => Err(io::ErrorKind::AlreadyExists.into()),
         }
     }
+
+    /// Gives the file a name beside the one that it may have; fails where there is a file of that name.
+    fn link(&self, name: &OsStr) -> io::Result<()> {
+        let dir = &self.directory.fd;
+        let linked = match &self.name {
+            Some(hidden) => rustix::fs::linkat(dir, hidden, dir, name, AtFlags::empty()),
+            None => {
+                let open = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+                rustix::fs::linkat(rustix::fs::CWD, open, dir, name, AtFlags::SYMLINK_FOLLOW)
+            }
+        };
+        Ok(linked?)
+    }
+}
+
+/// A random name that readers of a directory of logs pass by.
+fn hidden_name() -> io::Result<OsString> {
+    let mut random = [0u8; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    Ok(OsString::from(format!(".gpurun-{:016x}.tmp", u64::from_ne_bytes(random))))
 }
 
 fn taken(error: &io::Error) -> bool {
@@ -253,7 +292,9 @@ fn taken(error: &io::Error) -> bool {
 impl Drop for TempFile {
     fn drop(&mut self) {
         // After a rename there is nothing of that name.
-        let _ = self.directory.remove(&self.name);
+        if let Some(name) = &self.name {
+            let _ = self.directory.remove(name);
+        }
     }
 }
 
