@@ -12,7 +12,8 @@ use crate::model::selection::{Constraints, Patience, Settings};
 use crate::selection::SelectionError;
 use crate::selection::choose::{Choice, Constraint, choose};
 use crate::selection::explain;
-use crate::selection::lease::{Holder, LeaseDirectory};
+use crate::selection::holder::Holder;
+use crate::selection::lease::LeaseDirectory;
 use crate::selection::queue::Ticket;
 use crate::selection::visible::{self, Ordinals};
 
