@@ -244,8 +244,8 @@ fn the_child_that_asks_cuda_is_the_sidecars() {
     let mut command = gpurun(dir.path(), &[&FAST[..], &options].concat());
     driver.apply(&mut command).current_dir(dir.path()).env("CUDA_VISIBLE_DEVICES", "0");
     // Rows come before the devices are known, as the driver takes longer than it is waited for.
-    let script = "until grep -q ,process, m.csv && [ -e asked ]; do sleep 0.1; done; touch go
-        until grep -q ,gpu, m.csv; do sleep 0.1; done; exit 4";
+    let script = "until grep -q ,,process, m.csv && [ -e asked ]; do sleep 0.1; done; touch go
+        until grep -q ,,gpu, m.csv; do sleep 0.1; done; exit 4";
     let output = with_job(command, &["sh", "-c", script]);
     assert_eq!(describe(output.status), "code 4", "{}", said(&output));
     assert!(!said(&output).contains("cannot be asked"), "{}", said(&output));
@@ -259,7 +259,10 @@ fn the_child_that_asks_cuda_is_the_sidecars() {
     let rows: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
     assert!(rows.iter().all(|row| &row[pid] != child), "the child is none of the job's");
     let gpus: Vec<&str> = rows.iter().filter(|row| &row[scope] == "gpu").map(|row| &row[gpu]).collect();
-    assert!(!gpus.is_empty() && gpus.iter().all(|gpu| *gpu == "1"), "CUDA's first one is NVML's second");
+    assert!(
+        !gpus.is_empty() && gpus.iter().all(|gpu| *gpu == "1"),
+        "CUDA's first one is NVML's second: {gpus:?}"
+    );
 }
 
 /// Sends marks as fast as the socket takes them.
