@@ -159,6 +159,7 @@ fn run_info() -> Arc<RunInfo> {
         run: "20260921T141320Z-node1-42".into(),
         host: "node1".into(),
         rank: None,
+        node_rank: None,
         job: "train.py".into(),
         root_tag: "run".into(),
         argv: vec!["python".into(), "train.py".into()],

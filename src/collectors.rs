@@ -1,12 +1,7 @@
 //! The machine's edge: NVML, `/proc`, cgroup. One read is one value or the reason for its absence.
 
 pub mod cgroup;
-pub mod clock;
 pub mod cuda;
 pub mod host;
-mod loader;
-pub mod models;
 pub mod nvml;
-pub mod own;
 pub mod procfs;
-pub mod users;

@@ -1,24 +1,31 @@
-//! The job's socket: messages in, replies out. Never trusts a byte of it.
+//! The job's socket: messages in, replies out. No input is trusted.
 //!
 //! This room owns the private directory with its socket, the JSON-lines protocol (`schemas/control.md`),
 //! the bounds on what a client may cost, and the shape of the replies. It never aggregates: what a
-//! client says becomes [`ControlEvent`]s, and whoever owns the numbers answers through a [`ReplyHandle`].
+//! client says becomes [`ControlEvent`]s, and their receiver answers through a [`ReplyHandle`].
 //!
-//! Nothing a client does (a flood, a line without end, garbage, a stuck reader, death in the middle of
-//! a tag) costs more than its own marks, and nothing here ever makes a client wait.
+//! What a client does wrong (a flood, a line without end, invalid bytes, a reply that it does not read, its death
+//! inside a tag) costs at most its own marks, and a client never waits for anything here.
 
-mod bucket;
+mod answer;
 mod client;
+mod connection;
 mod directory;
+mod event_loop;
+mod limits;
+mod messages;
 mod os;
 mod protocol;
 pub mod reply;
 mod server;
+mod stacks;
 
+pub use answer::ReplyHandle;
 pub use client::{Client, ClientError};
 pub use directory::{FoundSocket, find_sockets};
-pub use protocol::{MAX_LINE, MAX_NAME, PROTOCOL_VERSION, check_scalar_name, check_tag};
-pub use server::{ControlEvent, Counts, Limits, ReplyHandle, Server, Settings};
+pub use limits::Limits;
+pub use protocol::PROTOCOL_VERSION;
+pub use server::{ControlEvent, Server, Settings};
 
 /// Environment variable that names the socket to the job.
 pub const SOCKET_VARIABLE: &str = "GPURUN_SOCKET";

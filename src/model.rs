@@ -6,15 +6,17 @@
 
 pub mod device;
 pub mod id;
+pub mod limits;
+pub mod loss;
 pub mod mark;
 pub mod metric;
 pub mod metric_set;
+pub mod rank;
 pub mod reading;
 pub mod run;
 pub mod sample;
 pub mod selection;
 pub mod series;
 pub mod signal;
-pub mod text;
 pub mod time;
 pub mod window;

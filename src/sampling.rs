@@ -4,7 +4,8 @@ pub mod attribution;
 pub mod deadline;
 pub mod frame;
 pub mod gpu;
-pub mod ledger;
+mod ledger;
+mod proc;
 pub mod registry;
 pub mod sampler;
 pub mod settings;
@@ -12,6 +13,12 @@ pub mod tree;
 
 pub use deadline::{Deadlines, Due};
 pub use registry::SeriesChange;
-pub use sampler::{Live, Sampler};
-pub use settings::{Notice, ProcessDetail, SamplerSettings, SamplingError, TreeRoot};
+pub use sampler::Sampler;
+pub use settings::{Notice, ProcessDetail, SamplerSettings, TreeRoot};
 pub use tree::ReapedUsage;
+
+/// Bytes of a MiB.
+const MIB: f64 = 1_048_576.0;
+
+#[cfg(test)]
+mod tests;

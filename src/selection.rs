@@ -1,8 +1,8 @@
 //! Choosing GPUs from snapshots, `CUDA_VISIBLE_DEVICES`, leases, waiting. Never reads NVML itself.
 
 pub mod choose;
-
 pub mod explain;
+pub mod flow;
 pub mod lease;
 pub mod queue;
 pub mod visible;

@@ -51,7 +51,7 @@
 //! # Scalars of the job
 //!
 //! They are points, not readings of something that has a value all the time: plain mean, `samples` is
-//! their number. They stand in the periodic window (in a batch of their client's rank), in every open tag
+//! their number; one that is not finite is `missing`. They stand in the periodic window (in a batch of their client's rank), in every open tag
 //! of their stack and in its step rows. A scalar with a training step on a stack that marks no steps gets
 //! a step batch of its own.
 
@@ -63,7 +63,7 @@ mod span;
 mod stack;
 
 pub use fold::{Collected, Fold, FoldSettings};
-pub use stack::{MAX_DEPTH, MAX_NAMES, MarkError};
+pub use stack::MarkError;
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ Start the job with ``gpurun --log metrics.parquet -- python train.py``; in ``tra
         for n, batch in enumerate(loader):
             with gpurun.step(n):
                 loss = train(batch)
-            gpurun.log({"loss": loss}, step=n)
+            gpurun.log(loss=loss, step=n)
 
 The log then has rows for exactly the span of each tag and of each group of steps. Outside gpurun every
 function is a silent no-op; nothing here ever raises into, or waits inside, the training loop (only
@@ -58,7 +58,7 @@ def connect() -> bool:
 
 
 def dropped() -> int:
-    """How many messages were dropped because gpurun did not read them fast enough."""
+    """How many messages were dropped because gpurun did not read them fast enough. gpurun counts them too."""
     return _client.dropped
 
 
@@ -67,7 +67,7 @@ class tag:  # noqa: N801 - reads as a statement: ``with gpurun.tag("train"):``
 
     Tags nest: ``train``, then ``train/batch``. Leaving one, by an exception too, ends those inside.
     The log gets one set of rows for exactly the span. A tag that is already open in this process is not
-    opened twice: the inner use is a no-op.
+    opened twice: the inner use is a no-op. A name that cannot be a tag is ignored, and said once.
 
     :param name: one level: not empty, without ``/`` and control characters, at most 128 bytes.
     """
@@ -125,7 +125,10 @@ class step:  # noqa: N801 - reads as a statement
     is the step's ``inter_step (ms)``. ``with gpurun.step(n):`` around the work marks both ends, which
     gives ``intra_step (ms)`` (start to end) and ``inter_step (ms)`` (end to the next start).
 
-    :param n: the step's number; left out, one more than the last one.
+    A step that is marked twice with the same number in one tag, for instance here and by a callback, counts once.
+
+    :param n: the step's number, an integer; left out, one more than the last one. Anything else is ignored, and said
+        once.
     :param first_of_epoch: no time between steps is counted across this point (see :func:`epoch`).
     """
 
@@ -142,6 +145,7 @@ class step:  # noqa: N801 - reads as a statement
 
     def __enter__(self) -> "step":
         self._state = 1
+        _client.step_begins(self._n)
         self._at = time.monotonic_ns()
         return self
 
@@ -168,14 +172,31 @@ def epoch() -> None:
     _client.epoch()
 
 
-def log(values: Mapping[str, Any], step: Optional[int] = None) -> None:
-    """Puts scalars of the job's own into gpurun's log (scope ``user``).
+def log(
+    values: Optional[Mapping[str, Any]] = None,
+    step: Optional[int] = None,
+    every: int = 1,
+    **scalars: Any,
+) -> None:
+    """Puts scalars of the job's own into gpurun's log (scope ``user``): ``gpurun.log(loss=loss, step=n)``.
 
-    :param values: name to number, or anything that ``float()`` takes. What is not finite is left out. A
-        CUDA tensor is read here, which waits for the GPU: pass what you have on the host anyway.
+    A value that is not finite is recorded as missing, so that a diverged run can be seen. One that is not a number is
+    left out, and said once. ``values``, ``step`` and ``every`` can be names of scalars in the dictionary only.
+
+    Reading a CUDA tensor waits until the GPU has computed it, which slows a loop that does so in every step. Pass
+    ``every`` with the tensor itself, and it is read in every ``every``-th step only.
+
+    :param values: names (at most 128 bytes) and numbers, or anything that ``float()`` takes.
     :param step: the training step that they belong to.
+    :param every: only steps whose number can be divided by this are logged; the values of others are not read. Without
+        ``step``, the step that is running or was marked last decides.
     """
-    _client.log(values, step)  # type: ignore[arg-type]
+    if scalars or values is None:
+        try:
+            values = {**(values or {}), **scalars}
+        except Exception:  # noqa: BLE001 - a mark never raises; `log` says what is wrong
+            pass
+    _client.log(values, step, every)  # type: ignore[arg-type]
 
 
 def clear(tag: Optional[str] = None) -> None:

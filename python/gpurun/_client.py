@@ -8,12 +8,13 @@ given time), it never raises, and outside gpurun it costs next to nothing.
 import atexit
 import json
 import logging
+import operator
 import os
 import select
 import socket
 import threading
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 logger = logging.getLogger("gpurun")
 
@@ -23,62 +24,93 @@ PROTOCOL_VERSION = 1
 #: Longest line gpurun reads, in bytes, newline included.
 MAX_LINE = 64 * 1024
 
-#: Most scalars in one ``log`` message.
-MAX_VALUES = 256
+#: Longest name of a tag or scalar, in bytes.
+MAX_NAME = 128
 
 #: Bytes that may wait in this process while gpurun does not read; for the ends of tags there is as much again.
-MAX_REST = 256 * 1024
+MAX_REST = 4 * 1024 * 1024
 
-#: Seconds that the end of the interpreter may wait for gpurun to read the last of them.
-LAST_TIMEOUT = 0.1
+#: Seconds that the end of the interpreter waits for a gpurun that reads nothing, and for one that reads slowly.
+LAST_PATIENCE, LAST_TIMEOUT = 0.5, 2.0
 
 #: Requests that may stay unanswered before new ones are given up at once.
 MAX_UNANSWERED = 4
 
-#: Bytes that the kernel may hold for gpurun, before it is doubled.
+#: Bytes that the kernel may hold for gpurun. It doubles the number, and a short message takes about 800 bytes.
 SEND_BUFFER = 212_992
 
-#: So many messages in so short a time (seconds) are much at once: gpurun is told to read them now.
-MANY, AT_ONCE = 128, 0.05
-
 #: Names that are kept in the form in which they are sent.
-MAX_NAMES = 1024
+MAX_NAMES = 16_384
 
 #: Seconds that connecting may take.
 CONNECT_TIMEOUT = 0.5
 
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+#: Variables that name a process's rank, the most specific first: the same list as gpurun's own (``model::rank``).
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK")
+
+#: Variables that number the processes of one node.
+LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 _NEW, _ACTIVE, _INACTIVE = 0, 1, 2
 
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
-def is_tag(name: object) -> bool:
-    """Whether a tag may have this name: one level, no control characters, at most 128 bytes."""
+def is_name(name: object) -> bool:
+    """Whether a scalar may have this name: no control characters, 1 to 128 bytes."""
     try:
         return (
             isinstance(name, str)
-            and 0 < len(name.encode("utf-8")) <= 128
-            and "/" not in name
+            and 0 < len(name.encode("utf-8")) <= MAX_NAME
             and not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name)
         )
     except UnicodeError:
         return False
 
 
+def is_tag(name: object) -> bool:
+    """Whether a tag may have this name: one level, no control characters, 1 to 128 bytes."""
+    return is_name(name) and "/" not in name  # type: ignore[operator]
+
+
+def as_step(number: Any) -> int:
+    """The number of a step as the protocol has it.
+
+    :raises ValueError: it is no integer, or needs more than 64 bits.
+    """
+    try:
+        step = operator.index(number)
+    except TypeError:
+        step = None
+    if step is None or not -(2**63) <= step < 2**63:
+        raise ValueError(f"a step's number must be an integer of 64 bits, not {number!r}")
+    return step
+
+
+def _natural(variable: str) -> Optional[int]:
+    try:
+        number = int(os.environ.get(variable, ""))
+    except ValueError:
+        return None
+    return number if 0 <= number < 2**31 else None
+
+
 def rank_of_environment() -> Optional[int]:
     """The rank that a launcher such as torchrun gave this process, if any."""
     for variable in RANK_VARIABLES:
-        text = os.environ.get(variable)
-        if text is not None:
-            try:
-                rank = int(text)
-            except ValueError:
-                continue
-            if 0 <= rank < 2**31:
-                return rank
+        # Outside a step of several tasks it is that of a batch script, always 0.
+        if variable == "SLURM_PROCID" and (_natural("SLURM_STEP_NUM_TASKS") or 1) < 2:
+            continue
+        rank = _natural(variable)
+        if rank is not None:
+            return rank
     return None
+
+
+def first_of_node() -> bool:
+    """Whether this is the process of its node that speaks to the user; every one is, where none is numbered."""
+    numbers = (_natural(variable) for variable in LOCAL_RANK_VARIABLES)
+    return next((number for number in numbers if number is not None), 0) == 0
 
 
 def wait_for(link: socket.socket, events: int, seconds: float) -> None:
@@ -110,14 +142,14 @@ class Client:
         self._unanswered: List[int] = []
         self._next = 0
         self._last_step = 0
+        self._current_step = 0
         self._first_of_epoch = True
         self._warned: set = set()
         self._names: Dict[Any, bytes] = {}
-        self._path = ""
-        self._sent = 0
-        self._counted_at = 0.0
         #: Messages that were not sent because gpurun did not read fast enough.
         self.dropped = 0
+        # Those of them that gpurun has not been told of.
+        self._unreported = 0
 
     def _after_fork(self) -> None:
         # The child must not speak for its parent, nor keep the parent's connection open: gpurun
@@ -156,14 +188,12 @@ class Client:
                 try:
                     link.settimeout(CONNECT_TIMEOUT)
                     link.connect(path)
-                    # Each small message takes about 800 bytes of it; the kernel doubles what is asked for.
                     link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
                     link.setblocking(False)
                 except BaseException:
                     link.close()
                     raise
                 self._socket = link
-                self._path = path
                 self._state = _ACTIVE
                 hello: Dict[str, Any] = {"op": "hello", "version": PROTOCOL_VERSION, "pid": os.getpid()}
                 rank = rank_of_environment()
@@ -188,10 +218,10 @@ class Client:
                 pass
 
     def warn_once(self, key: str, message: str, *args: object) -> None:
-        """Tells the user once, through the ``gpurun`` logger."""
+        """Tells the user once, through the ``gpurun`` logger, in one process of each node."""
         if key not in self._warned:
             self._warned.add(key)
-            logger.warning(message, *args)
+            logger.log(logging.WARNING if first_of_node() else logging.DEBUG, message, *args)
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -217,9 +247,6 @@ class Client:
                 if sent < len(line):
                     self._rest += line[sent:]
                     self._flush_later()
-                self._sent += 1
-                if self._sent >= MANY:
-                    self._hurry()
                 return True
         except OSError:
             self._lose()
@@ -227,29 +254,20 @@ class Client:
             logger.debug("a message was not sent: %s", error)
         return False
 
-    def _hurry(self) -> None:
-        """gpurun reads a client that only marks fifty times a second, so that a mark wakes nobody. Before much
-        that is said at once fills the socket, a second connection that says nothing calls it."""
-        now = time.monotonic()
-        if now - self._counted_at < AT_ONCE:
-            call = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                call.setblocking(False)
-                call.connect(self._path)
-            except OSError as error:
-                logger.debug("gpurun was not called: %s", error)
-            finally:
-                call.close()
-        self._sent, self._counted_at = 0, now
-
-    def _flush(self) -> None:
+    def _flush(self) -> int:
+        """Sends what the socket takes of what is kept; says how many bytes that was."""
         link = self._socket
         if link is None:
-            return
+            return 0
+        if self._unreported and len(self._rest) < MAX_REST:
+            self._rest += b'{"op":"dropped","dropped":%d}\n' % self._unreported
+            self._unreported = 0
         try:
-            del self._rest[: link.send(self._rest, _NOSIGNAL)]
+            sent = link.send(self._rest, _NOSIGNAL)
         except BlockingIOError:
-            pass
+            return 0
+        del self._rest[:sent]
+        return sent
 
     def _keep(self, line: bytes, must: bool) -> bool:
         if len(self._rest) + len(line) <= (2 * MAX_REST if must else MAX_REST):
@@ -257,6 +275,7 @@ class Client:
             self._flush_later()
             return True
         self.dropped += 1
+        self._unreported += 1
         return False
 
     def _flush_later(self) -> None:
@@ -286,14 +305,14 @@ class Client:
                 return
 
     def _last(self) -> None:
-        """The interpreter ends: what is kept has one more chance."""
+        """The interpreter ends: what is kept has one more chance, as long as gpurun reads."""
         deadline = time.monotonic() + LAST_TIMEOUT
         try:
-            link = self._socket
-            while link is not None and self._rest and time.monotonic() < deadline:
-                wait_for(link, select.POLLOUT, LAST_TIMEOUT)
+            link, sent = self._socket, 1
+            while link is not None and self._rest and sent > 0 and time.monotonic() < deadline:
+                wait_for(link, select.POLLOUT, LAST_PATIENCE)
                 with self._sending:
-                    self._flush()
+                    sent = self._flush()
                 link = self._socket
         except Exception as error:  # noqa: BLE001
             logger.debug("the last messages were not sent: %s", error)
@@ -354,56 +373,78 @@ class Client:
         """The next step is the first of an epoch."""
         self._first_of_epoch = True
 
-    def step(self, step: Optional[int], at: int, began: Optional[int]) -> None:
-        """Marks the end of a step at ``at``, in nanoseconds of ``CLOCK_MONOTONIC``."""
+    def step_begins(self, step: Optional[int]) -> None:
+        """A step begins: what is logged now is of this step."""
+        self._current_step = self._last_step + 1 if step is None else step
+
+    def step(self, step: Optional[int], at: int, began: Optional[int], count: int = 1) -> None:
+        """Marks the end of ``count`` steps, ``step`` the last, at ``at``, in nanoseconds of ``CLOCK_MONOTONIC``."""
         if self._state != _ACTIVE and not self.active:
             return
         try:
-            if step is None:
-                step = self._last_step + 1
-            self._last_step = step
-            if self._first_of_epoch:
-                self._first_of_epoch = False
-                tail = b',"first":true}\n'
-            else:
-                tail = b"}\n"
-            if began is None:
-                line = b'{"op":"step","step":%d,"t":%d' % (step, at)
-            else:
-                line = b'{"op":"step","step":%d,"t":%d,"began":%d' % (step, at, began)
-        except Exception as error:  # noqa: BLE001
-            self.warn_once("step", "a step was not marked: %s", error)
+            number = self._last_step + 1 if step is None else as_step(step)
+        except Exception as error:  # noqa: BLE001 - whatever its `__index__` raises
+            self.warn_once("step", "gpurun.step ignores a step: %s", error)
             return
-        self.send(line + tail)
+        self._last_step = self._current_step = number
+        line = b'{"op":"step","step":%d,"t":%d' % (number, at)
+        if began is not None:
+            line += b',"began":%d' % began
+        if count > 1:
+            line += b',"steps":%d' % count
+        if self._first_of_epoch:
+            self._first_of_epoch = False
+            line += b',"first":true'
+        self.send(line + b"}\n")
 
-    def log(self, values: Dict[str, Any], step: Optional[int]) -> None:
-        """Sends scalars; what is no finite number is left out."""
+    def log(self, values: Mapping[str, Any], step: Optional[int] = None, every: int = 1) -> None:
+        """Sends scalars; one that is not finite goes as null."""
         if self._state != _ACTIVE and not self.active:
             return
         now = time.monotonic_ns()
+        head = b'{"op":"log","t":%d' % now
         try:
-            kept: List[bytes] = []
-            for name, value in values.items():
-                try:
-                    number = float(value)
-                except Exception:  # noqa: BLE001 - a tensor may raise whatever it likes
-                    self.warn_once("log", "gpurun.log leaves %r out: it is no number", name)
-                    continue
-                # Neither NaN nor an infinity.
-                if number - number == 0.0:
-                    kept.append(b"%s:%s" % (self._name(str(name)), repr(number).encode()))
-            head = b'{"op":"log","t":%d' % now
             if step is not None:
-                head += b',"step":%d' % int(step)
-            for start in range(0, len(kept), MAX_VALUES):
-                line = head + b',"values":{%s}}\n' % b",".join(kept[start : start + MAX_VALUES])
-                if len(line) > MAX_LINE:
-                    self.warn_once("long", "gpurun.log drops a message of %d bytes", len(line))
-                    self.dropped += 1
-                    continue
-                self.send(line)
+                step = as_step(step)
+                head += b',"step":%d' % step
+        except Exception as error:  # noqa: BLE001 - whatever its `__index__` raises
+            self.warn_once("log step", "gpurun.log leaves the step out: %s", error)
+            step = None
+        try:
+            if every > 1 and (self._current_step if step is None else step) % every:
+                return
+            line, end = head + b',"values":{', b"}}\n"
+            comma, room = b"", MAX_LINE - len(line) - len(end)
+            body = b""
+            for pair in self._pairs(values):
+                if len(body) + 1 + len(pair) > room:
+                    self.send(line + body + end)
+                    body, comma = b"", b""
+                body += comma + pair
+                comma = b","
+            if body:
+                self.send(line + body + end)
         except Exception as error:  # noqa: BLE001
-            self.warn_once("log", "gpurun.log failed: %s", error)
+            self.warn_once("log", "gpurun.log takes names with numbers: %s", error)
+
+    def _pairs(self, values: Mapping[str, Any]) -> Iterator[bytes]:
+        """``"name":number`` of each scalar that has both."""
+        for name, value in values.items():
+            try:
+                number = float(value)
+            except Exception:  # noqa: BLE001 - a tensor may raise whatever it likes
+                self.warn_once("log value", "gpurun.log leaves %r out: its value is not a number", name)
+                continue
+            known = self._names.get(name)
+            if known is None:
+                text = str(name)
+                if not is_name(text):
+                    self.warn_once("log name", "gpurun.log leaves %.140r out: it cannot be a name", text)
+                    continue
+                known = self._name(text)
+            # Neither NaN nor an infinity.
+            finite = number - number == 0.0
+            yield b"%s:%s" % (known, repr(number).encode() if finite else b"null")
 
     # -- requests ------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""What the callbacks share: open tags by name, and the start of the step that is running."""
+"""What the callbacks share: open tags by name, and the start of the step that is running.
+
+All of them tag ``train``, ``validate``, ``test`` and ``predict``, whatever their framework calls it.
+"""
 
 import time
 from typing import Dict, Optional
@@ -26,6 +29,10 @@ class Progress:
         if tag not in self._open:
             self._open[tag] = client.begin(tag)
 
+    def has(self, tag: str) -> bool:
+        """Whether this trainer has a tag open."""
+        return tag in self._open
+
     def end(self, tag: str) -> None:
         """Ends a tag if this trainer has it open."""
         if tag in self._open:
@@ -49,5 +56,9 @@ class Progress:
 
     def step_ends(self, step: int) -> None:
         """An optimiser step ends."""
-        client.step(step, time.monotonic_ns(), self._began)
+        self.steps_end(step, step)
+
+    def steps_end(self, first: int, last: int) -> None:
+        """Steps end that ran as one; each has an equal part of their time."""
+        client.step(last, time.monotonic_ns(), self._began, last - first + 1)
         self._began = None

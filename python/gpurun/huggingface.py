@@ -1,7 +1,12 @@
 """Hugging Face Transformers: ``Trainer(..., callbacks=[GpurunCallback()])``.
 
-Marks steps and epochs, tags ``train`` and ``evaluate``, and passes the trainer's own scalars on to gpurun's
-log. A no-op outside gpurun; never raises into the trainer.
+Marks steps and epochs, tags ``train`` and, inside it, ``validate``, and passes what the trainer logs on to gpurun's log.
+A no-op outside gpurun; never raises into the trainer.
+
+Outside training the trainer tells a callback nothing before the first batch is done, so tag the call itself::
+
+    with gpurun.tag("predict"):
+        trainer.predict(dataset)
 """
 
 from typing import Any, Dict, Optional
@@ -32,22 +37,22 @@ class GpurunCallback(_Callback):  # type: ignore[misc,valid-type]
         self._progress.begin("train")
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._end_of_evaluation()
         self._progress.epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Another callback may have called the evaluation off.
+        self._end_of_evaluation()
         self._progress.step_begins()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._progress.step_ends(state.global_step)
+        self._begin_of_evaluation(control)
 
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # The trainer has no hook for the beginning of an evaluation.
-        self._progress.begin("evaluate")
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._begin_of_evaluation(control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._end_of_evaluation()
-
-    def on_predict(self, args: Any, state: Any, control: Any, *metrics: Any, **kwargs: Any) -> None:
         self._end_of_evaluation()
 
     def on_log(
@@ -60,7 +65,13 @@ class GpurunCallback(_Callback):  # type: ignore[misc,valid-type]
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._progress.end_all()
 
+    def _begin_of_evaluation(self, control: Any) -> None:
+        """The trainer evaluates next, before any other hook that says so."""
+        if getattr(control, "should_evaluate", False):
+            self._progress.begin("validate")
+
     def _end_of_evaluation(self) -> None:
-        self._progress.end("evaluate")
-        # What the evaluation took is no time between training steps.
-        self._progress.epoch()
+        if self._progress.has("validate"):
+            self._progress.end("validate")
+            # What the evaluation took is no time between training steps.
+            self._progress.epoch()

@@ -89,8 +89,8 @@ class Listener:
 
 def fresh(path, **environment):
     """The package as a new process would import it, with this socket (``None``: outside gpurun)."""
-    for variable in ("GPURUN_SOCKET", "RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
-        os.environ.pop(variable, None)
+    for variable in [name for name in os.environ if "RANK" in name or name.startswith(("SLURM_", "GPURUN_SOCKET"))]:
+        del os.environ[variable]
     if path is not None:
         os.environ["GPURUN_SOCKET"] = path
     os.environ.update(environment)

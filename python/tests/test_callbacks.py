@@ -1,6 +1,6 @@
 """The callbacks against the hooks of their trainers, in the order in which those call them.
 
-The real Lightning `Trainer` runs in ``examples/lightning_mnist_like.py`` (see the test that is named after it).
+The real trainers run in ``test_frameworks.py``.
 """
 
 import logging
@@ -57,6 +57,8 @@ TWO_GPUS = {
 
 
 class Logger:
+    name, version = "test", 7
+
     def __init__(self):
         self.calls = []
 
@@ -70,11 +72,18 @@ class Logger:
 class Trainer:
     """The interface of Lightning 2.x that the callback touches, and its order of hooks."""
 
-    def __init__(self, callback, logger=None, every=1, devices=(0,), zero=True, accumulate=1):
-        self.callback, self.logger, self.log_every_n_steps = callback, logger, every
+    sanity_checking = False
+
+    def __init__(self, callback, logger=None, every=1, devices=(0,), zero=True, accumulate=1, logs=False):
+        self.callback, self.log_every_n_steps = callback, every
+        self.loggers = logger if isinstance(logger, list) else [logger] if logger else []
         self.device_ids, self.is_global_zero, self.accumulate = list(devices), zero, accumulate
-        self.global_step, self.should_stop = 0, False
+        self.global_step, self.should_stop, self.logs = 0, False, logs
         self.fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=0))
+
+    @property
+    def logger(self):
+        return self.loggers[0] if self.loggers else None
 
     @property
     def _logger_connector(self):
@@ -93,6 +102,9 @@ class Trainer:
                 self.global_step += steps
                 self.should_stop = stop_at is not None and self.global_step >= stop_at
                 callback.on_train_batch_end(self, None, None, None, batch)
+                if self.logs:
+                    for logger in self.loggers:
+                        logger.log_metrics({"loss": 1.0 / self.global_step}, step=loop._batches_that_stepped)
                 loop._batches_that_stepped += steps
         callback.on_train_end(self, None)
 
@@ -186,7 +198,7 @@ class MonitorTest(unittest.TestCase):
             expected = {"GPU_0/utilization.gpu - percent": 90.0, "GPU_1/utilization.gpu - percent": 30.0}
             self.assertEqual(logger.calls[-1][0], expected)
 
-    def test_without_ordinals_torchs_uuid_decides(self):
+    def test_torchs_uuid_decides(self):
         self.answer = {"gpus": [dict(g, cuda=None) for g in TWO_GPUS["gpus"]]}
         uuids = {0: "b", 1: "GPU-a"}
         torch = SimpleNamespace(
@@ -195,11 +207,14 @@ class MonitorTest(unittest.TestCase):
                 get_device_properties=lambda i: SimpleNamespace(uuid=uuids[i]),
             )
         )
-        logger = Logger()
-        with mock.patch.dict("sys.modules", torch=torch):
-            Trainer(self.monitor(memory_utilization=False), logger, devices=[0, 1]).fit(batches=1)
         expected = {"GPU_0/utilization.gpu - percent": 30.0, "GPU_1/utilization.gpu - percent": 90.0}
-        self.assertEqual(logger.calls[-1][0], expected)
+        # Also against the ordinals: they are those of the process that gpurun started.
+        for answer in (self.answer, TWO_GPUS):
+            self.answer = answer
+            logger = Logger()
+            with mock.patch.dict("sys.modules", torch=torch):
+                Trainer(self.monitor(memory_utilization=False), logger, devices=[0, 1]).fit(batches=1)
+            self.assertEqual(logger.calls[-1][0], expected)
 
     def test_an_unknown_device_has_no_point_and_is_said_once(self):
         logger = Logger()
@@ -207,6 +222,88 @@ class MonitorTest(unittest.TestCase):
             Trainer(self.monitor(memory_utilization=False), logger, devices=[1, 7]).fit(batches=3)
         self.assertEqual(len(logs.records), 1)
         self.assertEqual(logger.keys()[-1], ["GPU_1/utilization.gpu - percent"])
+
+    def test_every_logger_gets_the_values(self):
+        loggers = [Logger(), Logger()]
+        Trainer(self.monitor(memory_utilization=False), loggers).fit(batches=2)
+        self.assertEqual(loggers[0].calls, loggers[1].calls)
+        self.assertEqual(len(loggers[1].calls), 4)
+
+    def test_what_the_trainer_logs_is_passed_on_with_the_step_that_ended(self):
+        logger = Logger()
+        trainer = Trainer(self.monitor(), logger, logs=True)
+        trainer.fit(batches=3)
+        self.listener.until(lambda l: len(l.of("end")) == 1)
+        logged = [(m["step"], m["values"]) for m in self.listener.of("log")]
+        # The trainer counts batches from 0; the steps are marked from 1.
+        self.assertEqual(logged, [(1, {"loss": 1.0}), (2, {"loss": 0.5}), (3, {"loss": 1.0 / 3})])
+        self.assertEqual([step for metrics, step in logger.calls if "loss" in metrics], [0, 1, 2])
+        # It shows up neither in the trainer's name for the run nor twice.
+        self.assertEqual({(logger.name, logger.version) for logger in trainer.loggers}, {("test", 7)})
+        trainer.fit(batches=1)
+        self.assertEqual(len(trainer.loggers), 2)
+
+    def test_nothing_is_passed_on_without_the_switch_or_on_another_rank(self):
+        for switch, zero in ((False, True), (True, False)):
+            trainer = Trainer(self.monitor(log=switch), Logger(), logs=True, zero=zero)
+            trainer.fit(batches=2)
+        self.listener.until(lambda l: len(l.of("end")) == 2)
+        self.assertEqual(self.listener.of("log"), [])
+
+    def test_names_of_lightning(self):
+        logger = Logger()
+        monitor = self.monitor(names="lightning", temperature=True, fan_speed=True)
+        Trainer(monitor, logger, devices=[1]).fit(batches=2)
+        expected = {
+            "device_id: 1/utilization.gpu (%)": 30.0,
+            "device_id: 1/memory.used (MB)": 100.0,
+            "device_id: 1/memory.free (MB)": 200.0,
+            "device_id: 1/utilization.memory (%)": 7.0,
+            "device_id: 1/fan.speed (%)": 40.0,
+            "device_id: 1/temperature.gpu (\N{DEGREE SIGN}C)": 50.0,
+            "device_id: 1/temperature.memory (\N{DEGREE SIGN}C)": 60.0,
+        }
+        self.assertEqual(logger.calls[-1][0], expected)
+        # At the number of batches that stepped, which is that of the batch from 0.
+        self.assertEqual([step for _, step in logger.calls], [0, 0, 1, 1])
+        with self.assertRaisesRegex(ValueError, "'luxonis', 'lightning'"):
+            self.monitor(names="wandb")
+
+    def test_phases_have_tags_of_one_vocabulary(self):
+        callback = self.monitor()
+        trainer = Trainer(callback, Logger())
+        callback.setup(trainer, None, "fit")
+        trainer.sanity_checking = True
+        callback.on_validation_start(trainer, None)
+        callback.on_validation_end(trainer, None)
+        trainer.sanity_checking = False
+        callback.on_train_start(trainer, None)
+        callback.on_validation_start(trainer, None)
+        callback.on_validation_end(trainer, None)
+        callback.on_train_end(trainer, None)
+        for phase in ("validate", "test", "predict"):
+            callback.setup(trainer, None, phase)
+        callback.on_validation_start(trainer, None)
+        callback.on_validation_end(trainer, None)
+        callback.on_test_start(trainer, None)
+        callback.on_test_end(trainer, None)
+        callback.on_predict_start(trainer, None)
+        callback.on_predict_end(trainer, None)
+        self.listener.until(lambda l: len(l.of("end")) == 6)
+        tags = [m.get("tag") for m in self.listener.of("begin", "end")]
+        inside = ["train", "validate", None, None]
+        self.assertEqual(tags, ["sanity_check", None, *inside, "validate", None, "test", None, "predict", None])
+
+    def test_warnings_come_from_one_process_of_a_node(self):
+        for variable in ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"):
+            for rank, level in (("0", logging.WARNING), ("1", logging.DEBUG)):
+                with self.subTest(variable, rank=rank):
+                    fresh(None, **{variable: rank})
+                    from gpurun.lightning import GPUStatsMonitor
+
+                    with self.assertLogs("gpurun", logging.DEBUG) as logs:
+                        Trainer(GPUStatsMonitor(), Logger()).fit(batches=1)
+                    self.assertEqual([record.levelno for record in logs.records], [level])
 
     def test_exact_names_and_unknown_values_left_out(self):
         logger = Logger()
@@ -283,40 +380,55 @@ class MonitorTest(unittest.TestCase):
 
 
 class HuggingFace(unittest.TestCase):
-    def test_steps_epochs_evaluation_and_scalars(self):
-        listener = Listener()
-        self.addCleanup(listener.close)
-        fresh(listener.path)
+    def setUp(self):
+        self.listener = Listener()
+        self.addCleanup(self.listener.close)
+        fresh(self.listener.path)
         from gpurun.huggingface import GpurunCallback
 
-        callback = GpurunCallback()
-        state = SimpleNamespace(global_step=0, is_world_process_zero=True)
-        callback.on_train_begin(None, state, None, model=None)
-        callback.on_epoch_begin(None, state, None)
-        for step in (1, 2):
-            callback.on_step_begin(None, state, None)
-            state.global_step = step
-            callback.on_step_end(None, state, None)
-        callback.on_log(None, state, None, logs={"loss": 0.5, "note": "text"})
-        callback.on_prediction_step(None, state, None)
-        callback.on_prediction_step(None, state, None)
-        callback.on_evaluate(None, state, None, metrics={})
-        callback.on_train_end(None, state, None)
-        listener.until(lambda l: len(l.of("end")) == 2)
-        said = [(m["op"], m.get("tag") or m.get("step")) for _, m in listener.messages[1:]]
-        self.assertEqual(
-            said,
-            [
-                ("begin", "train"),
-                ("step", 1),
-                ("step", 2),
-                ("log", 2),
-                ("begin", "evaluate"),
-                ("end", None),
-                ("end", None),
-            ],
-        )
-        self.assertEqual(listener.of("log")[0]["values"], {"loss": 0.5})
+        self.callback = GpurunCallback()
+        self.state = SimpleNamespace(global_step=0, is_world_process_zero=True)
+        self.control = SimpleNamespace(should_evaluate=False)
+
+    def call(self, hook, evaluate=False, **kwargs):
+        self.control.should_evaluate = evaluate
+        getattr(self.callback, hook)(None, self.state, self.control, **kwargs)
+
+    def said(self, ends):
+        self.listener.until(lambda l: len(l.of("end")) == ends)
+        return [(m["op"], m.get("tag") or m.get("step")) for _, m in self.listener.messages[1:]]
+
+    def step(self, number, **kwargs):
+        self.call("on_step_begin")
+        self.state.global_step = number
+        self.call("on_step_end", **kwargs)
+
+    def test_steps_epochs_evaluation_and_scalars(self):
+        self.call("on_train_begin", model=None)
+        self.call("on_epoch_begin")
+        self.step(1)
+        # The evaluation begins with the hook that asks for it, before its first batch.
+        self.step(2, evaluate=True)
+        self.call("on_log", logs={"loss": 0.5, "note": "text"})
+        self.call("on_evaluate", metrics={})
+        self.call("on_epoch_end", evaluate=True)
+        self.call("on_evaluate", metrics={})
+        self.call("on_train_end")
+        log, end = ("log", 2), ("end", None)
+        validate = ("begin", "validate")
+        expected = [("begin", "train"), ("step", 1), ("step", 2), validate, log, end, validate, end, end]
+        self.assertEqual(self.said(3), expected)
+        self.assertEqual(self.listener.of("log")[0]["values"], {"loss": 0.5})
+        self.assertNotIn("first", self.listener.of("step")[1])
+
+    def test_an_evaluation_that_is_called_off_ends_with_the_next_step(self):
+        self.call("on_train_begin")
+        self.step(1, evaluate=True)
+        self.step(2)
+        self.call("on_train_end")
+        end = ("end", None)
+        expected = [("begin", "train"), ("step", 1), ("begin", "validate"), end, ("step", 2), end]
+        self.assertEqual(self.said(2), expected)
 
 
 class Keras(unittest.TestCase):
@@ -342,6 +454,33 @@ class Keras(unittest.TestCase):
         self.assertEqual(steps, [(1, True), (2, False), (3, True), (4, False)])
         self.assertEqual([m["step"] for m in listener.of("log")], [2, 4])
         self.assertEqual(listener.of("log")[0]["values"], {"loss": 0.5, "val_loss": 0.75})
+        callback.on_test_begin()
+        callback.on_test_end()
+        callback.on_predict_begin()
+        callback.on_predict_end()
+        listener.until(lambda l: len(l.of("end")) == 5)
+        tags = [m["tag"] for m in listener.of("begin")]
+        self.assertEqual(tags, ["train", "validate", "validate", "test", "predict"])
+
+    def test_batches_that_run_together_are_steps_of_equal_length(self):
+        listener = Listener()
+        self.addCleanup(listener.close)
+        fresh(listener.path)
+        from gpurun.keras import GpurunCallback
+
+        callback = GpurunCallback()
+        callback.on_train_begin()
+        for epoch in range(2):
+            callback.on_epoch_begin(epoch)
+            for first, last in ((0, 3), (4, 7), (8, 9)):
+                callback.on_train_batch_begin(first)
+                callback.on_train_batch_end(last)
+        callback.on_train_end()
+        listener.until(lambda l: l.of("end"))
+        steps = listener.of("step")
+        self.assertEqual([m["step"] for m in steps], [4, 8, 10, 14, 18, 20])
+        self.assertEqual([m["steps"] for m in steps], [4, 4, 2, 4, 4, 2])
+        self.assertEqual([m["step"] for m in steps if m.get("first")], [4, 14])
 
 
 if __name__ == "__main__":

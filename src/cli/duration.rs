@@ -1,15 +1,15 @@
-//! Owns the reading of durations (`500ms`, `1s`, `2h30m`, `10` = seconds). Never guesses a unit.
+//! Reads durations (`500ms`, `1s`, `2h30m`, `10` = seconds).
 
 use std::time::Duration;
 
 /// Why a text is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DurationError {
+pub(crate) enum DurationError {
     /// Nothing was typed.
-    #[error("an empty duration")]
+    #[error("the duration is empty")]
     Empty,
     /// A sign in front.
-    #[error("a duration has no sign")]
+    #[error("a duration cannot have a sign")]
     Signed,
     /// Something other than numbers with units.
     #[error("not a duration: write 500ms, 10s, 2h30m, or a bare number of seconds")]
@@ -21,7 +21,7 @@ pub enum DurationError {
     #[error("units must go from the largest to the smallest, each once")]
     Order,
     /// Longer than 64 bits of nanoseconds: 584 years.
-    #[error("too long")]
+    #[error("too long: more than 584 years")]
     TooLong,
 }
 
@@ -30,7 +30,7 @@ pub enum DurationError {
 ///
 /// # Errors
 /// Anything else; only ASCII is read.
-pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let text = text.trim_matches(|c: char| c.is_ascii_whitespace());
     if text.is_empty() {
         return Err(DurationError::Empty);

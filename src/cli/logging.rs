@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use crate::model::mark::check_tag;
 use crate::model::metric::{CATALOGUE, MetricId};
 
 use super::duration::parse_duration;
@@ -12,65 +13,78 @@ use super::duration::parse_duration;
 /// Logging options as typed.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Logging")]
-pub struct LoggingArgs {
-    /// Write windows to TARGET: *.csv, *.parquet, a directory or tensorboard:DIR (repeatable);
-    /// {host} {rank} {pid} {run} {time} {job} are filled in
+pub(crate) struct LoggingArgs {
+    /// Write the metrics to TARGET (repeatable)
+    ///
+    /// TARGET is one of: *.csv, *.parquet; for TensorBoard tensorboard:DIR, an existing directory or a name that ends
+    /// in /. In its name {host}, {rank}, {pid}, {run}, {time} and {job} are replaced.
     #[arg(long, value_name = "TARGET")]
-    pub log: Vec<String>,
+    pub(crate) log: Vec<String>,
 
-    /// Time between samples [default: 1s]
+    /// Take a sample every D [default: 1s]
     #[arg(long, value_name = "D", value_parser = parse_duration)]
-    pub interval: Option<Duration>,
+    pub(crate) interval: Option<Duration>,
 
-    /// Length of a window, one row set each [default: 10s]
+    /// Write mean, min and max every D [default: 10s]
     #[arg(long, value_name = "D", value_parser = parse_duration)]
-    pub window: Option<Duration>,
+    pub(crate) window: Option<Duration>,
 
-    /// Root tag of every row [default: run]
-    #[arg(long, value_name = "NAME")]
-    pub tag: Option<String>,
+    /// Add metrics (+NAME), leave some out (-NAME), or list all of them (NAME)
+    ///
+    /// NAME is a metric or a group; several are separated by commas. `gpurun metrics` lists them.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        allow_hyphen_values = true,
+        hide_short_help = true
+    )]
+    pub(crate) metrics: Vec<String>,
 
-    /// Name of the run in the `run` column [default: start time, host and pid]
-    #[arg(long, value_name = "NAME")]
-    pub run: Option<String>,
+    /// Write rows for processes on a `gpu`, for `all` or for `none` [default: gpu]
+    ///
+    /// The job's totals count all of its processes in any case.
+    #[arg(long, value_enum, hide_possible_values = true, value_name = "WHICH", hide_short_help = true)]
+    pub(crate) processes: Option<ProcessesArg>,
 
-    /// `long`: one row per series and window; `wide`: one per window [default: long]
-    #[arg(long, value_enum, hide_possible_values = true)]
-    pub layout: Option<LayoutArg>,
+    /// Write `long` or `wide` rows [default: long]
+    ///
+    /// A long row holds one metric in one window. A wide row holds all metrics of a window, one column for each.
+    #[arg(long, value_enum, hide_possible_values = true, hide_short_help = true)]
+    pub(crate) layout: Option<LayoutArg>,
 
-    /// Processes with rows of their own: those on a `gpu`, `all` of the job, or `none` [default: gpu]
-    #[arg(long, value_enum, hide_possible_values = true, value_name = "WHICH")]
-    pub processes: Option<ProcessesArg>,
+    /// Set the name in the column `run` [default: start time, host and process id]
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    pub(crate) run: Option<String>,
 
-    /// Metrics to add (+NAME) or leave out (-NAME), by name or group; bare names mean only these
-    /// (`gpurun metrics` lists them)
-    #[arg(long, value_name = "LIST", value_delimiter = ',', allow_hyphen_values = true)]
-    pub metrics: Vec<String>,
+    /// Set the root tag in the column `tag` [default: run]
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    pub(crate) tag: Option<String>,
 
-    /// Replace existing files
-    #[arg(long, conflicts_with = "append")]
-    pub overwrite: bool,
-
-    /// Continue existing files of the same schema
-    #[arg(long)]
-    pub append: bool,
-
-    /// Run the job even if a target cannot be written
-    #[arg(long)]
-    pub best_effort: bool,
-
-    /// Training steps per row of kind `step` [default: 50]
-    #[arg(long, value_name = "N")]
-    pub every_n_steps: Option<u32>,
+    /// Write rows of kind `step` every N training steps [default: 50]
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub(crate) every_n_steps: Option<u32>,
 
     /// Write the totals of the run to FILE as JSON
-    #[arg(long, value_name = "FILE")]
-    pub summary: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub(crate) summary: Option<PathBuf>,
+
+    /// Replace existing files
+    #[arg(long, conflicts_with = "append", hide_short_help = true)]
+    pub(crate) overwrite: bool,
+
+    /// Append to existing files of the same schema
+    #[arg(long, hide_short_help = true)]
+    pub(crate) append: bool,
+
+    /// Run the job even if a target cannot be written
+    #[arg(long, hide_short_help = true)]
+    pub(crate) best_effort: bool,
 }
 
 /// Layout as typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LayoutArg {
+pub(crate) enum LayoutArg {
     /// One row per series and window.
     Long,
     /// One row per window and tag.
@@ -79,7 +93,7 @@ pub enum LayoutArg {
 
 /// Process detail as typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ProcessesArg {
+pub(crate) enum ProcessesArg {
     /// Processes of the job that use a GPU.
     Gpu,
     /// Every process of the job.
@@ -90,43 +104,43 @@ pub enum ProcessesArg {
 
 /// Logging options as meant.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Logging {
+pub(crate) struct Logging {
     /// Targets as typed; the writers room gives them their meaning.
-    pub targets: Vec<String>,
+    pub(crate) targets: Vec<String>,
     /// Time between samples.
-    pub interval: Duration,
+    pub(crate) interval: Duration,
     /// Length of a window.
-    pub window: Duration,
+    pub(crate) window: Duration,
     /// Root tag.
-    pub tag: String,
+    pub(crate) tag: String,
     /// Name of the run, if given.
-    pub run: Option<String>,
+    pub(crate) run: Option<String>,
     /// Wide instead of long rows.
-    pub wide: bool,
+    pub(crate) wide: bool,
     /// Process detail.
-    pub processes: ProcessesArg,
+    pub(crate) processes: ProcessesArg,
     /// The metrics to record, in catalogue order.
-    pub metrics: Vec<MetricId>,
+    pub(crate) metrics: Vec<MetricId>,
     /// Replace existing files.
-    pub overwrite: bool,
+    pub(crate) overwrite: bool,
     /// Continue existing files.
-    pub append: bool,
+    pub(crate) append: bool,
     /// Targets that cannot be written are warned about and left out.
-    pub best_effort: bool,
+    pub(crate) best_effort: bool,
     /// Steps per step row.
-    pub every_n_steps: u32,
+    pub(crate) every_n_steps: u32,
     /// Where the totals go as JSON.
-    pub summary: Option<PathBuf>,
+    pub(crate) summary: Option<PathBuf>,
 }
 
 impl LoggingArgs {
     /// Checks what was typed. The error is one line.
-    pub fn meaning(&self) -> Result<Logging, String> {
+    pub(crate) fn meaning(&self) -> Result<Logging, String> {
         let interval = self.interval.unwrap_or(Duration::from_secs(1));
         let window = self.window.unwrap_or(Duration::from_secs(10).max(interval));
         if interval < Duration::from_millis(10) {
             return Err(format!(
-                "--interval {interval:?}: shorter than 10ms, the resolution of /proc's clock"
+                "--interval {interval:?}: must be at least 10ms, the resolution of /proc's clock"
             ));
         }
         if window < interval {
@@ -134,16 +148,12 @@ impl LoggingArgs {
         }
         let every_n_steps = self.every_n_steps.unwrap_or(50);
         if every_n_steps == 0 {
-            return Err("--every-n-steps 0: the number of steps per row is at least 1".to_owned());
+            return Err("--every-n-steps 0: must be at least 1".to_owned());
         }
         let tag = self.tag.clone().unwrap_or_else(|| "run".to_owned());
-        if tag.is_empty() || tag.contains('/') || tag.chars().any(char::is_control) {
-            return Err(format!(
-                "--tag {tag:?}: a tag is not empty and has no '/' and no control characters"
-            ));
-        }
+        check_tag(&tag).map_err(|why| format!("--tag {tag:?}: {why}"))?;
         if self.run.as_deref().is_some_and(|run| run.is_empty() || run.chars().any(char::is_control)) {
-            return Err("--run: the name is not empty and has no control characters".to_owned());
+            return Err("--run: must not be empty or contain control characters".to_owned());
         }
         Ok(Logging {
             targets: self.log.clone(),
@@ -181,11 +191,17 @@ fn chosen_metrics(words: &[String]) -> Result<Vec<MetricId>, String> {
         }
         if !known {
             return Err(format!(
-                "--metrics {word}: no metric or group is called {name:?}; 'gpurun metrics' lists them"
+                "--metrics {word}: there is no metric or group {name:?}; 'gpurun metrics' lists them"
             ));
         }
     }
     Ok(MetricId::ALL.iter().zip(on).filter_map(|(id, on)| on.then_some(*id)).collect())
+}
+
+/// Whether a word of `--metrics` names a metric or a group.
+pub(super) fn is_metric(word: &str) -> bool {
+    let name = word.trim_start_matches(['+', '-']);
+    CATALOGUE.iter().any(|metric| metric.answers_to(name))
 }
 
 #[cfg(test)]

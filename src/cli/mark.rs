@@ -1,10 +1,11 @@
 //! `gpurun tag`, `gpurun step` and `gpurun log`: what a script typed, and what it means.
 
 use super::args::{LogArgs, StepArgs, TagAction, TagArgs};
+use crate::model::mark::{check_scalar_name, check_tag};
 
 /// What a script says to the gpurun around it.
 #[derive(Clone, Debug, PartialEq)]
-pub enum MarkRequest {
+pub(crate) enum MarkRequest {
     /// Begin a tag inside the open ones.
     Begin(String),
     /// End a tag (`None`: the innermost) and those inside it.
@@ -13,7 +14,7 @@ pub enum MarkRequest {
     Step(i64),
     /// Scalars.
     Log {
-        /// Name and finite value, in the order typed.
+        /// Name and value, in the order typed. A value that is not finite counts as missing.
         values: Vec<(String, f64)>,
         /// Training step they belong to.
         step: Option<i64>,
@@ -25,7 +26,7 @@ impl TagArgs {
     ///
     /// # Errors
     /// One line: the name cannot be a tag.
-    pub fn meaning(&self) -> Result<MarkRequest, String> {
+    pub(crate) fn meaning(&self) -> Result<MarkRequest, String> {
         match &self.action {
             TagAction::Begin { name } => Ok(MarkRequest::Begin(tag(name)?)),
             TagAction::End { name } => Ok(MarkRequest::End(name.as_deref().map(tag).transpose()?)),
@@ -35,7 +36,7 @@ impl TagArgs {
 
 impl StepArgs {
     /// What it means.
-    pub fn meaning(&self) -> MarkRequest {
+    pub(crate) fn meaning(&self) -> MarkRequest {
         MarkRequest::Step(self.step)
     }
 }
@@ -44,17 +45,15 @@ impl LogArgs {
     /// What it means.
     ///
     /// # Errors
-    /// One line: a word is not `KEY=VALUE`, or its value is no finite number.
-    pub fn meaning(&self) -> Result<MarkRequest, String> {
+    /// One line: a word is not `KEY=VALUE`, or its value is not a number.
+    pub(crate) fn meaning(&self) -> Result<MarkRequest, String> {
         let values = self.values.iter().map(|word| scalar(word)).collect::<Result<_, _>>()?;
         Ok(MarkRequest::Log { values, step: self.step })
     }
 }
 
 fn tag(name: &str) -> Result<String, String> {
-    if name.is_empty() || name.contains('/') || name.chars().any(char::is_control) {
-        return Err(format!("{name:?}: a tag is not empty and has no '/' and no control characters"));
-    }
+    check_tag(name).map_err(|why| format!("{name:?}: {why}"))?;
     Ok(name.to_owned())
 }
 
@@ -63,12 +62,10 @@ fn scalar(word: &str) -> Result<(String, f64), String> {
     let Some((name, value)) = word.rsplit_once('=') else {
         return Err(format!("{word:?} is not KEY=VALUE"));
     };
-    if name.is_empty() {
-        return Err(format!("{word:?} has no name before the '='"));
-    }
-    match value.trim().parse::<f64>() {
-        Ok(number) if number.is_finite() => Ok((name.to_owned(), number)),
-        _ => Err(format!("{word:?}: {value:?} is not a finite number")),
+    check_scalar_name(name).map_err(|why| format!("{word:?}: {why}"))?;
+    match value.trim().parse() {
+        Ok(number) => Ok((name.to_owned(), number)),
+        Err(_) => Err(format!("{word:?}: {value:?} is not a number")),
     }
 }
 
@@ -80,8 +77,16 @@ mod tests {
     fn pairs_are_read_from_the_right() {
         assert_eq!(scalar("loss=0.25"), Ok(("loss".to_owned(), 0.25)));
         assert_eq!(scalar("top=1=3e-2"), Ok(("top=1".to_owned(), 0.03)));
-        for wrong in ["loss", "=1", "loss=", "loss=nan", "loss=inf", "loss=x", "loss=1e999"] {
+        for wrong in ["loss", "=1", "loss=", "loss=x", "a\nb=1"] {
             assert!(scalar(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_diverged_value_is_no_mistake_of_the_script() {
+        for word in ["loss=nan", "loss=NaN", "loss=inf", "loss=-Infinity", "loss=1e999"] {
+            let (name, value) = scalar(word).unwrap();
+            assert!(name == "loss" && !value.is_finite(), "{word}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Selection options, typed twice: exactly what was typed, then what it means, with every mistake in one line.
+//! The selection options: exactly what was typed, then what it means, with every mistake in one line.
 
 use std::time::Duration;
 
@@ -13,103 +13,137 @@ use crate::model::selection::{
 /// Selection options as typed; the same before a job and on `gpurun select`.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Selection")]
-pub struct SelectionArgs {
-    /// Choose inside DEVICES, or inside CUDA_VISIBLE_DEVICES where none are given (a job does that anyway)
-    #[arg(short, long, value_name = "DEVICES")]
-    pub inherit: Option<Option<String>>,
-
-    /// Count memory held by USER (names or uids; without one: you) as free
-    #[arg(long, value_name = "USER", num_args = 0.., value_delimiter = ',')]
-    pub account_as_free: Option<Vec<String>>,
-
-    /// At least N GPUs
-    #[arg(short = 'c', long, value_name = "N")]
-    pub min_count: Option<String>,
-
-    /// At most N GPUs
-    #[arg(short = 'C', long, value_name = "N")]
-    pub max_count: Option<String>,
-
-    /// Exactly N GPUs; overrides -c and -C [default: 1 for a job, all for select]
+pub(crate) struct SelectionArgs {
+    /// Choose exactly N GPUs
+    ///
+    /// Overrides -c and -C. Without any of the three a job gets one GPU, and `gpurun select` prints all that satisfy
+    /// the constraints.
     #[arg(short = 'n', long, value_name = "N")]
-    pub count: Option<String>,
+    pub(crate) count: Option<String>,
 
-    /// At least SIZE free on each GPU: 8GiB, 8G, 500MiB, 10000 (bytes)
+    /// Choose at least N GPUs
+    #[arg(short = 'c', long, value_name = "N", hide_short_help = true)]
+    pub(crate) min_count: Option<String>,
+
+    /// Choose at most N GPUs
+    #[arg(short = 'C', long, value_name = "N", hide_short_help = true)]
+    pub(crate) max_count: Option<String>,
+
+    /// Only GPUs with at least SIZE of free memory
     #[arg(short = 'f', long, value_name = "SIZE")]
-    pub min_free_memory: Option<String>,
+    pub(crate) min_free_memory: Option<String>,
 
-    /// At least SIZE in total on each GPU
-    #[arg(short = 't', long, value_name = "SIZE")]
-    pub min_total_memory: Option<String>,
+    /// Only GPUs with at least SIZE of memory in total
+    #[arg(short = 't', long, value_name = "SIZE", hide_short_help = true)]
+    pub(crate) min_total_memory: Option<String>,
 
-    /// At most PCT percent GPU utilisation
-    #[arg(short = 'G', long, value_name = "PCT")]
-    pub max_gpu_utilization: Option<String>,
+    /// Only GPUs with at most PCT percent utilisation
+    #[arg(short = 'G', long, value_name = "PCT", hide_short_help = true)]
+    pub(crate) max_gpu_utilization: Option<String>,
 
-    /// At most PCT percent memory-bandwidth utilisation
-    #[arg(short = 'M', long, value_name = "PCT")]
-    pub max_memory_utilization: Option<String>,
+    /// Only GPUs with at most PCT percent utilisation of the memory bandwidth
+    #[arg(short = 'M', long, value_name = "PCT", hide_short_help = true)]
+    pub(crate) max_memory_utilization: Option<String>,
 
-    /// Loosen the four limits above by PCT percent where the minimum count needs it [default: 0]
-    #[arg(long, visible_alias = "tol", value_name = "PCT")]
-    pub tolerance: Option<String>,
+    /// Relax -f, -t, -G and -M by PCT percent if too few GPUs satisfy them [default: 0]
+    ///
+    /// Only as many GPUs as the minimum count needs are taken this way.
+    #[arg(long, visible_alias = "tol", value_name = "PCT", hide_short_help = true)]
+    pub(crate) tolerance: Option<String>,
 
-    /// Name GPUs by `index` or by `uuid` (MIG slices always by UUID) [default: index]
-    #[arg(short = 'O', long, value_enum, value_name = "FORMAT", hide_possible_values = true)]
-    pub format: Option<FormatArg>,
-
-    /// Keep the order of enumeration instead of best first
-    #[arg(short = 'S', long)]
-    pub no_sort: bool,
-
-    /// Never these: indices, UUIDs or beginnings of UUIDs
-    #[arg(long, value_name = "ID", value_delimiter = ',')]
-    pub exclude: Vec<String>,
-
-    /// Only GPUs whose name has a match, in either case
-    #[arg(long, value_name = "REGEX")]
-    pub gpu_name: Option<String>,
-
-    /// Only GPUs without a compute process and with a utilisation of at most 5 %
+    /// Only GPUs without compute processes
+    ///
+    /// Their utilisation must be at most 5 percent as well.
     #[arg(long)]
-    pub idle: bool,
+    pub(crate) idle: bool,
 
     /// Only GPUs with at most N compute processes
-    #[arg(long, value_name = "N")]
-    pub max_processes: Option<String>,
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub(crate) max_processes: Option<String>,
 
-    /// Judge utilisation by its maximum over D instead of one instant
+    /// Only GPUs whose name matches REGEX (case-insensitive)
+    #[arg(long, value_name = "REGEX", hide_short_help = true)]
+    pub(crate) gpu_name: Option<String>,
+
+    /// Never choose ID: indices or UUIDs, as in 6,7
+    ///
+    /// The beginning of a UUID is enough.
+    #[arg(long, value_name = "ID", value_delimiter = ',')]
+    pub(crate) exclude: Vec<String>,
+
+    /// Count memory that USER's processes use as free [default: your user]
+    ///
+    /// USER is a user name or uid; several are separated by commas or blanks.
+    #[arg(long, value_name = "USER", num_args = 0.., value_delimiter = ',', hide_short_help = true)]
+    pub(crate) account_as_free: Option<Vec<String>>,
+
+    /// Choose among DEVICES [default: CUDA_VISIBLE_DEVICES]
+    ///
+    /// DEVICES is read as CUDA reads CUDA_VISIBLE_DEVICES: indices or UUIDs, separated by commas. A job's GPUs are
+    /// chosen among CUDA_VISIBLE_DEVICES in any case, those of `gpurun select` only with this option.
+    #[arg(short, long, value_name = "DEVICES", hide_short_help = true)]
+    pub(crate) inherit: Option<Option<String>>,
+
+    /// Choose among all GPUs even if CUDA_VISIBLE_DEVICES is set
+    #[arg(long, hide_short_help = true)]
+    pub(crate) all_devices: bool,
+
+    /// Judge utilisation by its maximum over D instead of a single reading
+    #[arg(long, value_name = "D", hide_short_help = true)]
+    pub(crate) observe: Option<String>,
+
+    /// Wait until enough GPUs are available, at most D
+    ///
+    /// Without D, wait forever. Commands that wait are served first come, first served. If D passes, the exit status is 124.
     #[arg(long, value_name = "D")]
-    pub observe: Option<String>,
+    pub(crate) wait: Option<Option<String>>,
 
-    /// Choose among all GPUs, though CUDA_VISIBLE_DEVICES is set
+    /// Take one of N shares of each GPU instead of all of it
+    ///
+    /// The other shares go to commands that use --share with the same N.
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub(crate) share: Option<String>,
+
+    /// Do not hold the GPUs, and ignore what others hold
+    #[arg(long, hide_short_help = true)]
+    pub(crate) no_lease: bool,
+
+    /// Name GPUs by `index` or `uuid` [default: index]
+    ///
+    /// MIG slices are always named by UUID.
+    #[arg(
+        short = 'O',
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        hide_possible_values = true,
+        hide_short_help = true
+    )]
+    pub(crate) format: Option<FormatArg>,
+
+    /// Keep the order of the driver instead of putting the best GPU first
+    ///
+    /// The best GPU has the most free memory (in steps of 5 % of its memory), then the lowest utilisation, then the
+    /// highest index.
+    #[arg(short = 'S', long, hide_short_help = true)]
+    pub(crate) no_sort: bool,
+
+    /// Print why each GPU was chosen or refused
+    ///
+    /// A table of each constraint with value, limit and verdict, on standard error.
     #[arg(long)]
-    pub all_devices: bool,
+    pub(crate) explain: bool,
 
-    /// Wait until the constraints hold, at most D (for ever without D)
-    #[arg(long, value_name = "D")]
-    pub wait: Option<Option<String>>,
-
-    /// Hold each GPU as one of N sharers instead of alone
-    #[arg(long, value_name = "N")]
-    pub share: Option<String>,
-
-    /// Hold nothing, and take no notice of what others hold
-    #[arg(long)]
-    pub no_lease: bool,
-
-    /// Print why each GPU was taken or not: each constraint with value, limit and verdict
-    #[arg(long)]
-    pub explain: bool,
-
-    /// Print the same as JSON
-    #[arg(long)]
-    pub json: bool,
+    /// Print the choice and the verdicts as JSON
+    ///
+    /// `gpurun select` prints it on standard output instead of the GPUs, a job has it on standard error.
+    #[arg(long, hide_short_help = true)]
+    pub(crate) json: bool,
 }
 
 /// Name format as typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum FormatArg {
+pub(crate) enum FormatArg {
     /// NVML index.
     Index,
     /// UUID.
@@ -119,21 +153,21 @@ pub enum FormatArg {
 /// How `gpurun select` prints the chosen.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Output")]
-pub struct SelectOutputArgs {
-    /// Between two devices [default: ,]
+pub(crate) struct SelectOutputArgs {
+    /// Print SEP between two GPUs [default: ,]
     #[arg(short, long, visible_alias = "sep", value_name = "SEP", conflicts_with_all = ["newline", "null"])]
-    pub separator: Option<String>,
-    /// One device a line
+    pub(crate) separator: Option<String>,
+    /// Print one GPU per line
     #[arg(long, conflicts_with = "null")]
-    pub newline: bool,
-    /// End each device with a null byte, for xargs -0
+    pub(crate) newline: bool,
+    /// Print a null byte after each GPU, for xargs -0
     #[arg(short = '0', long)]
-    pub null: bool,
+    pub(crate) null: bool,
 }
 
 impl SelectOutputArgs {
     /// What stands between two devices, and what ends the last.
-    pub fn separators(&self) -> (&str, &str) {
+    pub(crate) fn separators(&self) -> (&str, &str) {
         match (&self.separator, self.newline, self.null) {
             (_, _, true) => ("\0", "\0"),
             (_, true, _) => ("\n", "\n"),
@@ -145,7 +179,7 @@ impl SelectOutputArgs {
 
 /// For what GPUs are chosen: it decides what is meant where nothing was typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub(crate) enum Purpose {
     /// A job that gpurun runs.
     Job,
     /// `gpurun select`.
@@ -155,7 +189,7 @@ pub enum Purpose {
 /// Every mistake of one selection, in one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct SelectionMistakes(pub String);
+pub(crate) struct SelectionMistakes(pub String);
 
 /// Collects mistakes while options are read.
 #[derive(Default)]
@@ -186,7 +220,7 @@ impl Mistakes {
 
 impl SelectionArgs {
     /// Whether anything was typed that asks for GPUs to be chosen.
-    pub fn any(&self) -> bool {
+    pub(crate) fn any(&self) -> bool {
         self.inherit.is_some()
             || self.account_as_free.is_some()
             || self.min_count.is_some()
@@ -215,29 +249,67 @@ impl SelectionArgs {
     ///
     /// # Errors
     /// All mistakes, in one line.
-    pub fn settings(&self, purpose: Purpose) -> Result<Settings, SelectionMistakes> {
+    pub(crate) fn settings(&self, purpose: Purpose) -> Result<Settings, SelectionMistakes> {
         let mut mistakes = Mistakes::default();
-        let count = self.count(purpose, &mut mistakes);
-        let min_free_memory = mistakes.read("--min-free-memory", self.min_free_memory.as_ref(), parse_size);
-        let min_total_memory =
-            mistakes.read("--min-total-memory", self.min_total_memory.as_ref(), parse_size);
-        let max_gpu_utilization =
-            mistakes.read("--max-gpu-utilization", self.max_gpu_utilization.as_ref(), percent);
-        let max_memory_utilization =
-            mistakes.read("--max-memory-utilization", self.max_memory_utilization.as_ref(), percent);
-        let tolerance = mistakes.read("--tolerance", self.tolerance.as_ref(), percent).unwrap_or(0);
-        let max_processes = mistakes.read("--max-processes", self.max_processes.as_ref(), number);
-        let gpu_name = mistakes.read("--gpu-name", self.gpu_name.as_ref(), NamePattern::new);
-        let exclude = self
-            .exclude
-            .iter()
-            .filter_map(|typed| mistakes.read("--exclude", Some(typed), DeviceName::parse))
-            .collect();
-        let observe = mistakes.read("--observe", self.observe.as_ref(), positive_duration);
+        let settings = Settings {
+            constraints: self.constraints(purpose, &mut mistakes),
+            accounts: self.account_as_free.clone(),
+            candidates: self.candidates(purpose, &mut mistakes),
+            format: match self.format {
+                Some(FormatArg::Uuid) => NameFormat::Uuid,
+                Some(FormatArg::Index) | None => NameFormat::Index,
+            },
+            observe: mistakes.read("--observe", self.observe.as_ref(), positive_duration),
+            hold: self.hold(&mut mistakes),
+            patience: match &self.wait {
+                None => Patience::None,
+                Some(None) => Patience::Forever,
+                Some(typed) => mistakes
+                    .read("--wait", typed.as_ref(), parse_duration)
+                    .map_or(Patience::None, Patience::For),
+            },
+            explain: self.explain,
+            json: self.json,
+        };
+        if mistakes.0.is_empty() { Ok(settings) } else { Err(SelectionMistakes(mistakes.0.join("; "))) }
+    }
 
-        let candidates = match (&self.inherit, self.all_devices) {
+    /// What each GPU must satisfy, and how many are wanted.
+    fn constraints(&self, purpose: Purpose, mistakes: &mut Mistakes) -> Constraints {
+        Constraints {
+            count: self.count(purpose, mistakes),
+            min_free_memory: mistakes.read("--min-free-memory", self.min_free_memory.as_ref(), parse_size),
+            min_total_memory: mistakes.read("--min-total-memory", self.min_total_memory.as_ref(), parse_size),
+            max_gpu_utilization: mistakes.read(
+                "--max-gpu-utilization",
+                self.max_gpu_utilization.as_ref(),
+                percent,
+            ),
+            max_memory_utilization: mistakes.read(
+                "--max-memory-utilization",
+                self.max_memory_utilization.as_ref(),
+                percent,
+            ),
+            tolerance: mistakes.read("--tolerance", self.tolerance.as_ref(), percent).unwrap_or(0),
+            free_accounts: Vec::new(),
+            exclude: self
+                .exclude
+                .iter()
+                .filter_map(|typed| mistakes.read("--exclude", Some(typed), DeviceName::parse))
+                .collect(),
+            gpu_name: mistakes.read("--gpu-name", self.gpu_name.as_ref(), NamePattern::new),
+            idle: self.idle,
+            max_processes: mistakes.read("--max-processes", self.max_processes.as_ref(), number),
+            for_job: purpose == Purpose::Job,
+            sort: !self.no_sort,
+        }
+    }
+
+    /// From which GPUs to choose.
+    fn candidates(&self, purpose: Purpose, mistakes: &mut Mistakes) -> Candidates {
+        match (&self.inherit, self.all_devices) {
             (Some(_), true) => {
-                mistakes.note("--inherit and --all-devices contradict each other");
+                mistakes.note("--inherit cannot be used with --all-devices");
                 Candidates::All
             }
             (Some(Some(typed)), false) => Candidates::Named(typed.clone()),
@@ -247,59 +319,38 @@ impl SelectionArgs {
                 Purpose::Job => Candidates::Inherited,
                 Purpose::Select => Candidates::All,
             },
-        };
+        }
+    }
+
+    /// How the chosen GPUs are held.
+    fn hold(&self, mistakes: &mut Mistakes) -> Hold {
         let share = mistakes.read("--share", self.share.as_ref(), |typed| match number(typed) {
-            Ok(0) => Err("at least 1".to_owned()),
+            Ok(0) => Err("must be at least 1".to_owned()),
             other => other,
         });
-        let hold = match (share, self.no_lease) {
+        match (share, self.no_lease) {
             (Some(_), true) => {
-                mistakes.note("--share and --no-lease contradict each other");
+                mistakes.note("--share cannot be used with --no-lease");
                 Hold::None
             }
             (Some(1) | None, false) => Hold::Exclusive,
             (Some(slots), false) => Hold::Shared(slots),
             (None, true) => Hold::None,
-        };
-        let patience = match &self.wait {
-            None => Patience::None,
-            Some(None) => Patience::Forever,
-            Some(typed) => {
-                mistakes.read("--wait", typed.as_ref(), parse_duration).map_or(Patience::None, Patience::For)
-            }
-        };
-
-        if !mistakes.0.is_empty() {
-            return Err(SelectionMistakes(mistakes.0.join("; ")));
         }
-        Ok(Settings {
-            constraints: Constraints {
-                count,
-                min_free_memory,
-                min_total_memory,
-                max_gpu_utilization,
-                max_memory_utilization,
-                tolerance,
-                free_accounts: Vec::new(),
-                exclude,
-                gpu_name,
-                idle: self.idle,
-                max_processes,
-                for_job: purpose == Purpose::Job,
-                sort: !self.no_sort,
-            },
-            accounts: self.account_as_free.clone(),
-            candidates,
-            format: match self.format {
-                Some(FormatArg::Uuid) => NameFormat::Uuid,
-                Some(FormatArg::Index) | None => NameFormat::Index,
-            },
-            observe,
-            hold,
-            patience,
-            explain: self.explain,
-            json: self.json,
-        })
+    }
+
+    /// What is allowed and probably not meant: memory limits of a few bytes.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let limits = [("-f", &self.min_free_memory), ("-t", &self.min_total_memory)];
+        let typed = limits.into_iter().filter_map(|(option, typed)| Some((option, typed.as_deref()?.trim())));
+        typed
+            .filter_map(|(option, typed)| {
+                let bytes = parse_size(typed).ok().filter(|bytes| (1..1 << 20).contains(bytes))?;
+                let number = typed.trim_end_matches(|c: char| !c.is_ascii_digit());
+                let unit = if bytes <= 1024 { "GiB" } else { "MiB" };
+                Some(format!("{option} {typed} means {bytes} bytes; write {number}{unit}"))
+            })
+            .collect()
     }
 
     /// How many GPUs were meant.
@@ -319,7 +370,7 @@ impl SelectionArgs {
         match max {
             Some(0) if purpose == Purpose::Job => {
                 mistakes.note(
-                    "a job that asks for GPUs needs at least one: leave the selection options out for none",
+                    "a job needs at least one GPU; for a job without GPUs leave the selection options out",
                 );
             }
             Some(max) if min > max => {
@@ -335,7 +386,7 @@ impl SelectionArgs {
 fn number(typed: &str) -> Result<u32, String> {
     let typed = typed.trim();
     if typed.is_empty() || !typed.bytes().all(|b| b.is_ascii_digit()) {
-        return Err("not a whole number from 0 on".to_owned());
+        return Err("must be a whole number, 0 or more".to_owned());
     }
     typed.parse().map_err(|_| "too large".to_owned())
 }
@@ -343,7 +394,7 @@ fn number(typed: &str) -> Result<u32, String> {
 /// A whole percentage; more than 100 is allowed, as a limit that everything keeps.
 fn percent(typed: &str) -> Result<u32, String> {
     match typed.trim().strip_suffix('%') {
-        Some(_) => Err("write the number of percent without the sign".to_owned()),
+        Some(_) => Err("write the percentage without '%'".to_owned()),
         None => number(typed),
     }
 }
@@ -351,7 +402,7 @@ fn percent(typed: &str) -> Result<u32, String> {
 /// A duration that takes some time.
 fn positive_duration(typed: &str) -> Result<Duration, String> {
     match parse_duration(typed) {
-        Ok(Duration::ZERO) => Err("more than nothing".to_owned()),
+        Ok(Duration::ZERO) => Err("must be longer than 0".to_owned()),
         other => other.map_err(|error| error.to_string()),
     }
 }
@@ -418,15 +469,20 @@ mod tests {
     #[test]
     fn all_mistakes_stand_in_one_line() {
         let line = job("-f 5X -G 50% -n 0 --exclude foo --share 0 --wait 1y --gpu-name (").unwrap_err();
-        assert!(!line.contains('\n') || line.contains("--gpu-name"), "{line}");
-        for part in
-            ["--min-free-memory", "--max-gpu-utilization", "at least one", "--exclude", "--share", "--wait"]
-        {
+        assert!(!line.contains('\n'), "{line}");
+        for part in [
+            "--min-free-memory",
+            "--max-gpu-utilization",
+            "at least one GPU",
+            "--exclude",
+            "--share",
+            "--wait",
+        ] {
             assert!(line.contains(part), "{part} in {line}");
         }
         assert_eq!(job("-c 2 -C 1").unwrap_err(), "--min-count 2 is more than --max-count 1");
-        assert!(job("--share 2 --no-lease").unwrap_err().contains("contradict"));
-        assert!(job("-i 0 --all-devices").unwrap_err().contains("contradict"));
+        assert_eq!(job("--share 2 --no-lease").unwrap_err(), "--share cannot be used with --no-lease");
+        assert_eq!(job("-i 0 --all-devices").unwrap_err(), "--inherit cannot be used with --all-devices");
         assert!(job("--observe 0s").is_err());
         assert!(Line::try_parse_from(["gpurun", "-c", "-1"]).is_err());
     }

@@ -1,16 +1,16 @@
-//! Owns the reading of memory sizes (`8GiB`, `500M`, `10000`). Never rounds through floats, never guesses a unit.
+//! Reads memory sizes (`8GiB`, `500M`, `10000`), in integers only: no rounding through floats.
 
 /// Why a text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SizeError {
+pub(crate) enum SizeError {
     /// Nothing was typed.
-    #[error("an empty size")]
+    #[error("the size is empty")]
     Empty,
     /// Something other than digits, one point and a unit.
     #[error("not a size: write digits and a unit, as in 8GiB, 500M or 10000 (bytes)")]
     Malformed,
     /// A sign in front.
-    #[error("a size has no sign")]
+    #[error("a size cannot have a sign")]
     Signed,
     /// Letters that are no unit.
     #[error(
@@ -18,7 +18,7 @@ pub enum SizeError {
     )]
     Unit,
     /// More bytes than 64 bits hold.
-    #[error("more bytes than 64 bits can count")]
+    #[error("too large: more bytes than 64 bits can hold")]
     TooLarge,
 }
 
@@ -28,7 +28,7 @@ pub enum SizeError {
 ///
 /// # Errors
 /// Anything else, each with its own words; only ASCII is read.
-pub fn parse_size(text: &str) -> Result<u64, SizeError> {
+pub(crate) fn parse_size(text: &str) -> Result<u64, SizeError> {
     let text = text.trim_matches(|c: char| c.is_ascii_whitespace());
     if text.is_empty() {
         return Err(SizeError::Empty);

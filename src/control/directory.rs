@@ -1,9 +1,11 @@
 //! The private directory of a socket: made so that nobody else can have prepared it, found again by
 //! `gpurun status`, swept when its gpurun was killed.
 //!
-//! `BASE/<pid>/control.sock`, where BASE is `$XDG_RUNTIME_DIR/gpurun`, else `/tmp/gpurun-<uid>`; both
-//! 0700 and ours. The socket itself is 0600.
+//! `BASE/<pid>/control.sock`, where BASE is `/tmp/gpurun-<uid>`; both directories are 0700 and ours, the socket is
+//! 0600. Not in `$XDG_RUNTIME_DIR`: that is removed when the user's last session ends, which a job under `nohup`
+//! outlives. It serves only where `/tmp` cannot be written.
 
+use crate::sys::users;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -12,7 +14,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::ControlError;
-use super::os;
 
 const SOCKET_NAME: &str = "control.sock";
 
@@ -28,24 +29,87 @@ const SWEEP_AGE: Duration = Duration::from_secs(30);
 
 /// The directory of one server; removed, with the socket, on drop.
 #[derive(Debug)]
-pub(super) struct PrivateDirectory {
+pub(super) struct SocketDirectory {
+    base: PathBuf,
     dir: PathBuf,
     socket: PathBuf,
+    /// Device and inode of the socket that we listen on.
+    identity: Option<(u64, u64)>,
 }
 
-impl PrivateDirectory {
+impl SocketDirectory {
+    /// Makes a private directory, named after `pid`, and listens in it. `base`: where, instead of the usual places.
+    pub(super) fn listen(
+        base: Option<&Path>,
+        pid: u32,
+    ) -> Result<(SocketDirectory, UnixListener), ControlError> {
+        let bases = match base {
+            Some(base) => vec![base.to_path_buf()],
+            None => bases(),
+        };
+        let mut last = None;
+        for base in bases {
+            match Self::listen_in(base, pid) {
+                Ok(done) => return Ok(done),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| ControlError::Directory {
+            path: PathBuf::from("/tmp"),
+            source: io::Error::from(io::ErrorKind::NotFound),
+        }))
+    }
+
+    fn listen_in(base: PathBuf, pid: u32) -> Result<(SocketDirectory, UnixListener), ControlError> {
+        let in_base = |source| ControlError::Directory { path: base.clone(), source };
+        ensure_private(&base).map_err(in_base)?;
+        sweep(&base);
+        let dir = make_own(&base, pid).map_err(in_base)?;
+        let socket = dir.join(SOCKET_NAME);
+        let mut directory = Self { base, dir, socket, identity: None };
+        match directory.bind() {
+            Ok(listener) => Ok((directory, listener)),
+            Err(source) => Err(ControlError::Listen { path: directory.socket.clone(), source }),
+        }
+    }
+
+    fn bind(&mut self) -> io::Result<UnixListener> {
+        let listener = UnixListener::bind(&self.socket)?;
+        // Nobody else can enter the 0700 directory between bind and chmod.
+        fs::set_permissions(&self.socket, fs::Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        self.identity = identity(&self.socket);
+        Ok(listener)
+    }
+
     /// The socket's path.
     pub(super) fn socket(&self) -> &Path {
         &self.socket
     }
+
+    /// Whether the path still leads to our socket.
+    pub(super) fn is_there(&self) -> bool {
+        self.identity.is_some() && identity(&self.socket) == self.identity
+    }
+
+    /// Listens anew at the same path, after somebody removed the socket or its directories.
+    pub(super) fn make_again(&mut self) -> io::Result<UnixListener> {
+        ensure_private(&self.base)?;
+        ensure_private(&self.dir)?;
+        self.bind()
+    }
 }
 
-impl Drop for PrivateDirectory {
+impl Drop for SocketDirectory {
     fn drop(&mut self) {
         // Somebody may have tidied /tmp before us; there is nothing to do about either failure.
         let _ = fs::remove_file(&self.socket);
         let _ = fs::remove_dir(&self.dir);
     }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
 /// A socket that a gpurun of ours may be listening on.
@@ -57,55 +121,17 @@ pub struct FoundSocket {
     pub path: PathBuf,
 }
 
-/// Makes a private directory and listens in it.
-pub(super) fn listen(parent: Option<&Path>) -> Result<(PrivateDirectory, UnixListener), ControlError> {
-    let bases = match parent {
-        Some(parent) => vec![parent.to_path_buf()],
-        None => bases(),
-    };
-    let mut last = None;
-    for base in bases {
-        match listen_in(&base) {
-            Ok(done) => return Ok(done),
-            Err(error) => last = Some(error),
-        }
-    }
-    Err(last.unwrap_or_else(|| ControlError::Directory {
-        path: PathBuf::from("/tmp"),
-        source: io::Error::from(io::ErrorKind::NotFound),
-    }))
-}
-
-fn listen_in(base: &Path) -> Result<(PrivateDirectory, UnixListener), ControlError> {
-    ensure_private(base).map_err(|source| ControlError::Directory { path: base.to_path_buf(), source })?;
-    sweep(base);
-    let dir =
-        make_own(base).map_err(|source| ControlError::Directory { path: base.to_path_buf(), source })?;
-    let socket = dir.join(SOCKET_NAME);
-    let private = PrivateDirectory { dir, socket };
-    let listener = UnixListener::bind(&private.socket)
-        .and_then(|listener| {
-            // Nobody else can enter the 0700 directory between bind and chmod.
-            fs::set_permissions(&private.socket, fs::Permissions::from_mode(0o600))?;
-            listener.set_nonblocking(true)?;
-            Ok(listener)
-        })
-        .map_err(|source| ControlError::Listen { path: private.socket.clone(), source })?;
-    Ok((private, listener))
-}
-
 /// Where our directories may be, best first.
 fn bases() -> Vec<PathBuf> {
-    let mut bases = Vec::new();
+    let uid = users::effective_uid();
+    let mut bases = vec![PathBuf::from(format!("/tmp/gpurun-{uid}"))];
+    bases.extend((1..SPARE_BASES).map(|n| PathBuf::from(format!("/tmp/gpurun-{uid}.{n}"))));
     if let Some(runtime) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
         && runtime.is_absolute()
-        && fs::metadata(&runtime).is_ok_and(|meta| meta.is_dir() && meta.uid() == os::effective_uid())
+        && fs::metadata(&runtime).is_ok_and(|meta| meta.is_dir() && meta.uid() == uid)
     {
         bases.push(runtime.join("gpurun"));
     }
-    let uid = os::effective_uid();
-    bases.push(PathBuf::from(format!("/tmp/gpurun-{uid}")));
-    bases.extend((1..SPARE_BASES).map(|n| PathBuf::from(format!("/tmp/gpurun-{uid}.{n}"))));
     bases
 }
 
@@ -121,7 +147,7 @@ fn ensure_private(dir: &Path) -> io::Result<()> {
     if !meta.is_dir() {
         return Err(io::Error::other("it exists and is not a directory"));
     }
-    if meta.uid() != os::effective_uid() {
+    if meta.uid() != users::effective_uid() {
         return Err(io::Error::other("it belongs to another user"));
     }
     if meta.mode() & 0o077 != 0 {
@@ -130,8 +156,7 @@ fn ensure_private(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn make_own(base: &Path) -> io::Result<PathBuf> {
-    let pid = std::process::id();
+fn make_own(base: &Path, pid: u32) -> io::Result<PathBuf> {
     for n in 0..SERVERS_PER_PID {
         let name = if n == 0 { pid.to_string() } else { format!("{pid}.{n}") };
         let dir = base.join(name);
@@ -146,7 +171,7 @@ fn make_own(base: &Path) -> io::Result<PathBuf> {
 
 fn sockets_in(base: &Path) -> Vec<FoundSocket> {
     let private = fs::symlink_metadata(base)
-        .is_ok_and(|meta| meta.is_dir() && meta.uid() == os::effective_uid() && meta.mode() & 0o077 == 0);
+        .is_ok_and(|meta| meta.is_dir() && meta.uid() == users::effective_uid() && meta.mode() & 0o077 == 0);
     if !private {
         return Vec::new();
     }
@@ -203,18 +228,18 @@ mod tests {
         fs::create_dir(&real).unwrap();
         let link = temp.path().join("link");
         std::os::unix::fs::symlink(&real, &link).unwrap();
-        assert!(listen(Some(&link)).is_err());
+        assert!(SocketDirectory::listen(Some(&link), 7).is_err());
         let file = temp.path().join("file");
         fs::write(&file, b"").unwrap();
-        assert!(listen(Some(&file)).is_err());
+        assert!(SocketDirectory::listen(Some(&file), 7).is_err());
     }
 
     #[test]
     fn everything_is_private_and_goes_away() {
         let temp = tempfile::tempdir().unwrap();
         let base = temp.path().join("base");
-        let (first, _listening) = listen(Some(&base)).unwrap();
-        let (second, _too) = listen(Some(&base)).unwrap();
+        let (first, _listening) = SocketDirectory::listen(Some(&base), 7).unwrap();
+        let (second, _too) = SocketDirectory::listen(Some(&base), 7).unwrap();
         assert_ne!(first.socket(), second.socket());
         for path in [base.as_path(), first.socket().parent().unwrap()] {
             assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o700);
@@ -226,12 +251,30 @@ mod tests {
     }
 
     #[test]
+    fn a_removed_socket_is_noticed_and_made_again() {
+        let temp = tempfile::tempdir().unwrap();
+        let base = temp.path().join("base");
+        let (mut directory, _listening) = SocketDirectory::listen(Some(&base), 7).unwrap();
+        assert!(directory.is_there());
+        fs::remove_dir_all(&base).unwrap();
+        assert!(!directory.is_there());
+        let again = directory.make_again().unwrap();
+        assert!(directory.is_there() && UnixStream::connect(directory.socket()).is_ok());
+        assert!(again.accept().is_ok());
+        // Another socket at the same path is not ours, and is left alone.
+        fs::remove_file(directory.socket()).unwrap();
+        let _theirs = UnixListener::bind(directory.socket()).unwrap();
+        assert!(!directory.is_there());
+        assert!(directory.make_again().is_err());
+    }
+
+    #[test]
     fn a_loose_directory_of_ours_is_tightened() {
         let temp = tempfile::tempdir().unwrap();
         let base = temp.path().join("base");
         fs::create_dir(&base).unwrap();
         fs::set_permissions(&base, fs::Permissions::from_mode(0o777)).unwrap();
-        let _server = listen(Some(&base)).unwrap();
+        let _server = SocketDirectory::listen(Some(&base), 7).unwrap();
         assert_eq!(fs::metadata(&base).unwrap().mode() & 0o777, 0o700);
     }
 
@@ -239,7 +282,7 @@ mod tests {
     fn a_path_too_long_for_a_socket_is_an_error() {
         let temp = tempfile::tempdir().unwrap();
         let base = temp.path().join("x".repeat(120));
-        assert!(matches!(listen(Some(&base)), Err(ControlError::Listen { .. })));
+        assert!(matches!(SocketDirectory::listen(Some(&base), 7), Err(ControlError::Listen { .. })));
         assert!(sockets_in(&base).is_empty());
     }
 }

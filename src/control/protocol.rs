@@ -1,110 +1,135 @@
-//! One message of a client: what a line may hold, and the rules for names.
+//! One message of a client: what a line may hold.
 //!
 //! The text of the protocol is `schemas/control.md`, its JSON schema `schemas/control.v1.json`.
 
+use std::fmt;
+
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde::de::{MapAccess, Visitor};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::model::limits;
 
 /// Version of the protocol; a client names the one it speaks in `hello`.
 pub const PROTOCOL_VERSION: u32 = 1;
 
 /// Longest line in bytes, newline included.
-pub const MAX_LINE: usize = 64 * 1024;
+pub const MAX_LINE: usize = limits::MESSAGE_BYTES;
 
 /// Longest tag or scalar name in bytes.
-pub const MAX_NAME: usize = 128;
-
-/// Most scalars in one `log` message.
-pub(super) const MAX_VALUES: usize = 256;
+pub const MAX_NAME: usize = limits::NAME_BYTES;
 
 /// Longest `id` that is text, in bytes.
 const MAX_ID: usize = 128;
 
 /// A line as it was sent. Fields that an operation does not know are ignored, so that clients may grow.
-#[derive(Debug, Deserialize)]
-pub(super) struct Message {
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Message<'a> {
     pub(super) op: String,
     /// Asks for a reply that carries the same id.
-    #[serde(default)]
     pub(super) id: Option<Value>,
     /// The client's `CLOCK_MONOTONIC` in nanoseconds.
-    #[serde(default)]
     pub(super) t: Option<u64>,
-    #[serde(default)]
     pub(super) tag: Option<String>,
     /// The client's own number of a tag it began, so that `end` means exactly that one.
-    #[serde(default)]
     pub(super) span: Option<i64>,
-    #[serde(default)]
     pub(super) step: Option<i64>,
-    #[serde(default)]
     pub(super) began: Option<u64>,
-    #[serde(default)]
+    /// Steps that ended together.
+    pub(super) steps: Option<u32>,
     pub(super) first: bool,
-    #[serde(default)]
-    pub(super) values: Option<Map<String, Value>>,
-    #[serde(default)]
+    #[serde(borrow)]
+    pub(super) values: Option<Scalars<'a>>,
+    /// Messages that the client could not send.
+    pub(super) dropped: Option<u64>,
     pub(super) version: Option<u32>,
-    #[serde(default)]
     pub(super) rank: Option<i32>,
-    #[serde(default)]
     pub(super) stack: Option<String>,
-    /// The answer may come a moment later.
-    #[serde(default)]
-    pub(super) patient: bool,
-    #[serde(default)]
     pub(super) parts: Option<Vec<String>>,
-    #[serde(default)]
     pub(super) metrics: Option<Vec<String>>,
 }
 
-impl Message {
+/// The id of a line that is no message otherwise, so that its client can be told.
+#[derive(Deserialize)]
+struct Identified {
+    id: Option<Value>,
+}
+
+/// A line that is no message.
+#[derive(Debug)]
+pub(super) struct NoMessage {
+    /// Its id, if it had one that could be read.
+    pub(super) id: Option<Value>,
+    /// What is wrong with it.
+    pub(super) why: String,
+}
+
+impl Message<'_> {
     /// The id, if it is one that we send back.
     pub(super) fn reply_id(&self) -> Option<Value> {
-        match &self.id {
-            Some(Value::String(text)) if text.len() <= MAX_ID => self.id.clone(),
-            Some(Value::Number(_)) => self.id.clone(),
-            _ => None,
-        }
+        reply_id(self.id.as_ref())
+    }
+}
+
+fn reply_id(id: Option<&Value>) -> Option<Value> {
+    match id {
+        Some(Value::String(text)) if text.len() <= MAX_ID => id.cloned(),
+        Some(Value::Number(_)) => id.cloned(),
+        _ => None,
     }
 }
 
 /// Parses one line (without its newline).
-pub(super) fn parse(line: &[u8]) -> Result<Message, String> {
-    serde_json::from_slice(line).map_err(|error| format!("not a message: {error}"))
+pub(super) fn parse(line: &[u8]) -> Result<Message<'_>, NoMessage> {
+    serde_json::from_slice(line).map_err(|error| NoMessage {
+        id: serde_json::from_slice::<Identified>(line).ok().and_then(|line| reply_id(line.id.as_ref())),
+        why: format!("not a message: {error}"),
+    })
 }
 
-fn check_name(name: &str, what: &str) -> Result<(), String> {
-    if name.is_empty() {
-        return Err(format!("a {what} must not be empty"));
+/// Scalars by name, each value as it was written: one that cannot be read costs only itself.
+#[derive(Debug)]
+pub(super) struct Scalars<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'a> Scalars<'a> {
+    /// Every name with its number; `None` is no number. A number that is not finite is NaN: JSON writes it as null,
+    /// or with an exponent beyond the range of a double.
+    pub(super) fn into_numbers(self) -> impl Iterator<Item = (String, Option<f64>)> + 'a {
+        self.0.into_iter().map(|(name, raw)| {
+            let number = match raw.get() {
+                "null" => Some(f64::NAN),
+                text if text.starts_with(|c: char| c == '-' || c.is_ascii_digit()) => {
+                    text.parse().ok().map(|number: f64| if number.is_finite() { number } else { f64::NAN })
+                }
+                _ => None,
+            };
+            (name, number)
+        })
     }
-    if name.len() > MAX_NAME {
-        return Err(format!("a {what} must not be longer than {MAX_NAME} bytes"));
-    }
-    if name.chars().any(char::is_control) {
-        return Err(format!("a {what} must not hold control characters"));
-    }
-    Ok(())
 }
 
-/// Whether `tag` may name a tag: one path component, without control characters.
-///
-/// # Errors
-/// One sentence that says which rule it breaks.
-pub fn check_tag(tag: &str) -> Result<(), String> {
-    check_name(tag, "tag")?;
-    if tag.contains('/') {
-        return Err("a tag is one level and must not hold '/'".to_owned());
-    }
-    Ok(())
-}
+impl<'de: 'a, 'a> Deserialize<'de> for Scalars<'a> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pairs;
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = Vec<(String, &'de RawValue)>;
 
-/// Whether `name` may name a scalar of the job's own; `/` is allowed, as in `train/loss`.
-///
-/// # Errors
-/// One sentence that says which rule it breaks.
-pub fn check_scalar_name(name: &str) -> Result<(), String> {
-    check_name(name, "scalar's name")
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of names and numbers")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(pair) = map.next_entry()? {
+                    pairs.push(pair);
+                }
+                Ok(pairs)
+            }
+        }
+        deserializer.deserialize_map(Pairs).map(Scalars)
+    }
 }
 
 #[cfg(test)]
@@ -114,21 +139,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_follow_the_rules() {
-        assert!(check_tag("train").is_ok() && check_tag("épo que").is_ok());
-        assert!(check_tag("").is_err() && check_tag("a/b").is_err() && check_tag("a\nb").is_err());
-        assert!(check_tag(&"x".repeat(MAX_NAME)).is_ok() && check_tag(&"x".repeat(MAX_NAME + 1)).is_err());
-        assert!(check_scalar_name("train/loss").is_ok() && check_scalar_name("\u{7f}").is_err());
-    }
-
-    #[test]
     fn unknown_fields_are_ignored_and_ids_are_plain() {
-        let message = parse(br#"{"op":"begin","tag":"a","t":5,"new":[1,2],"id":"x"}"#).unwrap();
+        let message = parse(br#"{"op":"begin","tag":"a","t":5,"new":[1,2],"far":1e400,"id":"x"}"#).unwrap();
         assert_eq!((message.op.as_str(), message.t), ("begin", Some(5)));
         assert_eq!(message.reply_id(), Some(Value::from("x")));
         assert_eq!(parse(br#"{"op":"x","id":{}}"#).unwrap().reply_id(), None);
-        assert!(parse(br#"{"op":"begin","t":-5}"#).is_err());
+        assert_eq!(parse(br#"{"op":"begin","t":-5,"id":7}"#).unwrap_err().id, Some(Value::from(7)));
+        assert!(parse(br#"{"op":"begin","t":1e400,"id":7}"#).unwrap_err().why.starts_with("not a message: "));
         assert!(parse(br#"{"op":"log","values":{"a":NaN}}"#).is_err());
+    }
+
+    fn numbers(values: &str) -> Vec<(String, Option<f64>)> {
+        let line = format!("{{\"op\":\"log\",\"values\":{values}}}");
+        parse(line.as_bytes()).unwrap().values.unwrap().into_numbers().collect()
+    }
+
+    #[test]
+    fn a_bad_value_costs_only_itself() {
+        let deep = "[".repeat(10_000) + &"]".repeat(10_000);
+        let found = numbers(&format!(r#"{{"a":1.5,"t":"3","deep":{deep},"o":{{"x":1}},"b":-2e3,"f":true}}"#));
+        let kept: Vec<_> = found.iter().map(|(name, number)| (name.as_str(), *number)).collect();
+        let (a, b) = (("a", Some(1.5)), ("b", Some(-2000.0)));
+        assert_eq!(kept, [a, ("t", None), ("deep", None), ("o", None), b, ("f", None)]);
+    }
+
+    #[test]
+    fn what_is_not_finite_is_a_number_that_is_missing() {
+        for value in ["null", "1e400", "-1e400", &"9".repeat(400)] {
+            let found = numbers(&format!(r#"{{"a":{value},"b":1}}"#));
+            assert!(found[0].1.unwrap().is_nan(), "{value}");
+            assert_eq!(found[1].1, Some(1.0));
+        }
     }
 
     proptest! {
@@ -141,6 +182,12 @@ mod tests {
         fn deep_nesting_is_an_error_not_a_crash(depth in 200usize..20_000) {
             let line = format!("{{\"op\":\"x\",\"id\":{}", "[".repeat(depth));
             prop_assert!(parse(line.as_bytes()).is_err());
+        }
+
+        #[test]
+        fn every_finite_number_comes_through(value in proptest::num::f64::NORMAL | proptest::num::f64::ZERO) {
+            let found = numbers(&serde_json::json!({"a": value}).to_string());
+            prop_assert_eq!(found, [("a".to_owned(), Some(value))]);
         }
     }
 }

@@ -184,6 +184,7 @@ mod tests {
             run: "r".into(),
             host: "h".into(),
             rank: None,
+            node_rank: None,
             job: "j".into(),
             root_tag: "run".into(),
             argv: vec!["python".to_owned()],

@@ -1,8 +1,10 @@
-//! Marks: what the job (or a library user) says about its own progress, with the instant it meant.
+//! Marks: what the job (or a library user) says about its own progress, with the instant it meant, and the rules for
+//! the names in them.
 
 use std::sync::Arc;
 
 use super::id::StackId;
+use super::limits::NAME_BYTES;
 use super::time::Mono;
 
 /// One statement on one tag stack.
@@ -21,7 +23,7 @@ pub struct Mark {
 pub enum MarkOp {
     /// A client appeared: its stack is empty, its rows carry `rank`.
     Open {
-        /// `RANK` of the client's environment.
+        /// Rank of the client ([`super::rank::rank`]).
         rank: Option<i32>,
     },
     /// The client is gone: every open tag of its stack ends.
@@ -45,6 +47,8 @@ pub enum MarkOp {
     Step {
         /// The training step's number.
         step: i64,
+        /// How many steps ended together, of which this is the last; each has an equal part of the time. At least 1.
+        count: u32,
         /// When the step began, if the client marks both ends; gives intra- and inter-step times.
         began: Option<Mono>,
         /// A new epoch: no time between steps is counted across it.
@@ -54,7 +58,55 @@ pub enum MarkOp {
     Log {
         /// Training step they belong to, if any.
         step: Option<i64>,
-        /// Name and value; non-finite values are dropped before this point.
+        /// Name and value. A value that is not finite counts as missing.
         values: Vec<(Arc<str>, f64)>,
     },
+}
+
+/// Whether `tag` may name a tag: one path component, without control characters.
+///
+/// # Errors
+/// One sentence that says which rule it breaks.
+pub fn check_tag(tag: &str) -> Result<(), String> {
+    check_name(tag, "tag")?;
+    if tag.contains('/') {
+        return Err("a tag is one level and must not contain '/'".to_owned());
+    }
+    Ok(())
+}
+
+/// Whether `name` may name a scalar of the job's own; `/` is allowed, as in `train/loss`.
+///
+/// # Errors
+/// One sentence that says which rule it breaks.
+pub fn check_scalar_name(name: &str) -> Result<(), String> {
+    check_name(name, "scalar's name")
+}
+
+fn check_name(name: &str, what: &str) -> Result<(), String> {
+    if name.is_empty() {
+        return Err(format!("a {what} must not be empty"));
+    }
+    if name.len() > NAME_BYTES {
+        return Err(format!("a {what} must not be longer than {NAME_BYTES} bytes"));
+    }
+    if name.chars().any(char::is_control) {
+        return Err(format!("a {what} must not contain control characters"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_the_rules() {
+        assert!(check_tag("train").is_ok() && check_tag("épo que").is_ok());
+        assert!(check_tag("").is_err() && check_tag("a/b").is_err() && check_tag("a\nb").is_err());
+        assert!(
+            check_tag(&"x".repeat(NAME_BYTES)).is_ok() && check_tag(&"x".repeat(NAME_BYTES + 1)).is_err()
+        );
+        assert!(check_scalar_name("train/loss").is_ok() && check_scalar_name("\u{7f}").is_err());
+    }
 }

@@ -13,12 +13,15 @@ pub const SCHEMA_VERSION: u32 = 1;
 /// What is known when logging starts.
 #[derive(Clone, Debug)]
 pub struct RunInfo {
-    /// Unique name of the run: `<UTC start as YYYYMMDDThhmmssZ>-<host>-<pid>` unless `--run` names it.
+    /// Name of the run, the same for all ranks of a job: `--run`, else Slurm's job and step, else torchrun's run id,
+    /// else `<UTC start as YYYYMMDDThhmmssZ>-<host>-<pid>`.
     pub run: Arc<str>,
     /// Host name.
     pub host: Arc<str>,
-    /// `RANK` of gpurun's own environment.
+    /// Rank of gpurun's own environment ([`super::rank::own_rank`]).
     pub rank: Option<i32>,
+    /// Number of this node in a job of several, where a launcher says it.
+    pub node_rank: Option<i32>,
     /// `{job}` of templates: Slurm's job id, or the command's base name.
     pub job: Arc<str>,
     /// The root tag of every row.

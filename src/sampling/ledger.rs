@@ -2,24 +2,24 @@
 //!
 //! The kernel moves what a process used into its parent when the parent waits for it. So the sum of
 //! (own + waited children's) over the live tree is conserved, and three things can break it:
-//! a process that nobody waited for because its parent ignores `SIGCHLD` (its use vanishes), one
+//! a process that its parent does not wait for because it ignores `SIGCHLD` (its use vanishes), one
 //! that left for a parent outside the tree (the same), and one that gpurun itself reaped (`wait4`
-//! tells). An [`Account`] is one process's part, the [`Ledger`] what is left of the ended ones.
+//! reports it). An [`Account`] is one process's part, the [`Ledger`] what is left of the ended ones.
 
-/// What a process that has ended leaves behind, and to whom.
+/// Where the use of a process that has ended is counted from then on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heir {
-    /// A process of the tree (its place): the kernel should add it there.
-    Node(usize),
-    /// gpurun reaped it, or will: `wait4` tells all of it.
-    Reaped,
-    /// Nobody in sight: the last value seen is kept.
+pub(super) enum UsageRecipient {
+    /// A process of the tree, by its place: the kernel adds it to the waited children's use there.
+    Parent(usize),
+    /// gpurun reaped it, or will: `wait4` reports all of it.
+    Reaper,
+    /// None is known: the last value seen is kept.
     Retired,
 }
 
 /// One process's part of a sum. All amounts are totals since the process began.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Account {
+pub(super) struct Account {
     /// Own use plus that of waited children, as last read.
     total: f64,
     /// The part in which the use of waited children shows, as last read.
@@ -34,7 +34,7 @@ pub struct Account {
 impl Account {
     /// Takes a new read in. What ended children had used and the kernel did not pass on goes to
     /// `ledger`, so that it is neither lost nor counted twice.
-    pub fn update(&mut self, total: f64, absorbing: f64, ledger: &mut Ledger) {
+    pub(super) fn update(&mut self, total: f64, absorbing: f64, ledger: &mut Ledger) {
         let growth = if self.read_once { (absorbing - self.absorbing).max(0.0) } else { 0.0 };
         if self.pending > 0.0 {
             let available = self.credit + growth;
@@ -50,31 +50,26 @@ impl Account {
         self.read_once = true;
     }
 
-    /// Whether another read of the same amounts would change nothing.
-    pub fn is_settled(&self) -> bool {
-        self.pending == 0.0 && self.credit == 0.0
-    }
-
     /// Own use plus that of waited children, as last read.
-    pub fn total(&self) -> f64 {
+    pub(super) fn total(&self) -> f64 {
         self.total
     }
 
     /// A child ended whose last seen amount was `amount`.
-    pub fn expect(&mut self, amount: f64) {
+    pub(super) fn expect(&mut self, amount: f64) {
         self.pending += amount;
     }
 
-    /// All that this process leaves behind. What its ended children had used is inside `total` already
+    /// What the process has used in all when it ends. What its ended children had used is inside `total` already
     /// as far as the last read had grown by it.
-    pub fn estate(&self) -> f64 {
+    pub(super) fn final_amount(&self) -> f64 {
         self.total + (self.pending - self.credit).max(0.0)
     }
 }
 
 /// The ended processes' part of a sum, and the promise that the sum never falls.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Ledger {
+pub(super) struct Ledger {
     retired: f64,
     reaped: f64,
     base: f64,
@@ -87,23 +82,23 @@ pub struct Ledger {
 const FINAL_AFTER: u32 = 3;
 
 impl Ledger {
-    /// `wait4` told of a process that gpurun reaped.
-    pub fn reaped(&mut self, amount: f64) {
+    /// gpurun reaped a process that had used this much, as `wait4` reports.
+    pub(super) fn reaped(&mut self, amount: f64) {
         self.reaped += amount;
     }
 
-    /// The last seen amount of a process that went to nobody in sight.
-    pub fn retire(&mut self, amount: f64) {
+    /// The last seen amount of a process whose use is passed on to no known process.
+    pub(super) fn retire(&mut self, amount: f64) {
         self.retired += amount;
     }
 
     /// Use from before the run, which is not the run's.
-    pub fn exclude(&mut self, amount: f64) {
+    pub(super) fn exclude(&mut self, amount: f64) {
         self.base += amount;
     }
 
     /// The total since the run began, given the sum over the live processes. Never falls.
-    pub fn total(&mut self, live: f64) -> f64 {
+    pub(super) fn total(&mut self, live: f64) -> f64 {
         let now = live + self.retired + self.reaped - self.base;
         if now >= self.held {
             self.held = now;
@@ -133,7 +128,7 @@ mod tests {
         assert_eq!(ledger.total(6.0), 6.0);
         // Pass 2: the parent is read, then the child is found gone.
         parent.update(1.5, 0.0, &mut ledger);
-        parent.expect(child.estate());
+        parent.expect(child.final_amount());
         assert_eq!(ledger.total(1.5), 6.0);
         // Pass 3: the kernel has added the child's 5.25 to the parent.
         parent.update(7.0, 5.25, &mut ledger);
@@ -146,7 +141,7 @@ mod tests {
         parent.update(1.0, 0.0, &mut ledger);
         child.update(5.0, 0.0, &mut ledger);
         parent.update(6.5, 5.0, &mut ledger);
-        parent.expect(child.estate());
+        parent.expect(child.final_amount());
         assert_eq!(ledger.total(6.5), 6.5);
         parent.update(6.6, 5.0, &mut ledger);
         assert!((ledger.total(parent.total()) - 6.6).abs() < 1e-9);
@@ -159,7 +154,7 @@ mod tests {
         child.update(5.0, 0.0, &mut ledger);
         assert_eq!(ledger.total(6.0), 6.0);
         parent.update(1.1, 0.0, &mut ledger);
-        parent.expect(child.estate());
+        parent.expect(child.final_amount());
         ledger.total(1.1);
         parent.update(1.2, 0.0, &mut ledger);
         assert!((ledger.total(parent.total()) - 6.2).abs() < 1e-9);
@@ -192,7 +187,7 @@ mod tests {
     enum Step {
         Fork(usize),
         Work(usize, u8),
-        /// It ends and its parent waits for it at once; its children go to gpurun, who reaps them.
+        /// It ends and its parent waits for it at once; its children go to gpurun, which reaps them.
         End(usize),
         Sample,
     }
@@ -220,8 +215,8 @@ mod tests {
                 && let Some(parent) = all[place].seen_parent
                 && !all[parent].ended
             {
-                let estate = all[place].account.estate();
-                all[parent].account.expect(estate);
+                let amount = all[place].account.final_amount();
+                all[parent].account.expect(amount);
             }
         }
         ledger.total(all.iter().filter(|process| !process.ended).map(|p| p.account.total()).sum())
@@ -248,12 +243,12 @@ mod tests {
                     Step::End(p) if p % count > 0 && !all[p % count].ended => {
                         let p = p % count;
                         all[p].ended = true;
-                        let estate = all[p].own + all[p].waited;
+                        let amount = all[p].own + all[p].waited;
                         match all[p].parent {
-                            Some(parent) => all[parent].waited += estate,
+                            Some(parent) => all[parent].waited += amount,
                             None => {
                                 all[p].reaped = true;
-                                ledger.reaped(estate);
+                                ledger.reaped(amount);
                             }
                         }
                         for orphan in all.iter_mut().filter(|c| !c.ended && c.parent == Some(p)) {

@@ -1,4 +1,4 @@
-//! What a sampler is told once, and what can stop it before it starts.
+//! The settings of a sampler, and what can stop it before it starts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,11 +10,17 @@ use crate::model::metric_set::MetricSet;
 /// Which processes are the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TreeRoot {
-    /// `gpurun -- job`: every process under gpurun itself, which is a child subreaper, so that
-    /// orphans come back to it. gpurun is not part of it.
-    ChildrenOfSelf {
-        /// The job's main process. Older children of gpurun (of a shell that `exec`ed it) are not the job.
+    /// `gpurun -- job`: the main process and every process that the minder has as a descendant and that is not older
+    /// than the main one. The minder is a child subreaper, so that orphans of the job come back to it. Pids are those
+    /// of the caller's own PID namespace.
+    Job {
+        /// The process that started the job and reaps its orphans; it may be the caller itself. It may end before the
+        /// job: then the known processes and their new children are followed.
+        minder: i32,
+        /// The job's main process. Older children of the minder (of a shell that `exec`ed gpurun) are not the job.
         main_pid: i32,
+        /// The minder's child that measures, which is not the job's; 0 where there is none.
+        sidecar: i32,
     },
     /// `record --pid`: the tree under each of these processes.
     Pids(Vec<i32>),
@@ -34,7 +40,7 @@ pub enum ProcessDetail {
     None,
 }
 
-/// What a sampler is told once.
+/// The settings of a sampler.
 #[derive(Clone, Debug)]
 pub struct SamplerSettings {
     /// Normally `/proc`.
@@ -51,14 +57,12 @@ pub struct SamplerSettings {
     pub metrics: MetricSet,
     /// Time between samples.
     pub interval: Duration,
-    /// Time between the GPU reader's dear reads.
-    pub dear_interval: Duration,
+    /// Time between the GPU reader's expensive reads.
+    pub expensive_interval: Duration,
     /// Time between the GPU reader's reads of the process lists.
     pub gpu_processes_interval: Duration,
     /// Shortest time between two readings of `memory_pss`; 15 ms of CPU per GB each.
     pub pss_interval: Duration,
-    /// A process that has not run since it was read is read again after so long; zero reads all at every sample.
-    pub rest: Duration,
     /// How many files of processes may stay open; `None` is by the limit of this process, some left
     /// for sockets, logs and the driver. Without a kept one each read opens its file.
     pub descriptors: Option<usize>,
@@ -75,10 +79,9 @@ impl SamplerSettings {
             process_limit: 512,
             metrics: MetricSet::default(),
             interval: Duration::from_secs(1),
-            dear_interval: Duration::from_secs(5),
+            expensive_interval: Duration::from_secs(5),
             gpu_processes_interval: Duration::from_secs(2),
             pss_interval: Duration::from_secs(30),
-            rest: Duration::from_secs(10),
             descriptors: None,
         }
     }
@@ -103,7 +106,7 @@ pub enum SamplingError {
     },
 }
 
-/// Something the user should hear once.
+/// Something to tell the user once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// NVML lists processes and none of them exists here.

@@ -9,6 +9,7 @@ use super::choose::{Choice, Constraint, Judged, Outcome, Quantity, Verdict};
 use crate::model::device::DeviceSnapshot;
 use crate::model::reading::Reason;
 use crate::model::selection::NameFormat;
+use crate::sys::format;
 
 /// `GPU 3`, or `GPU 0 slice 1`.
 pub fn device_label(device: &DeviceSnapshot) -> String {
@@ -18,22 +19,18 @@ pub fn device_label(device: &DeviceSnapshot) -> String {
     }
 }
 
-/// Bytes for people: `7.5 GiB`, exact bytes below 1 MiB.
-pub fn bytes_text(bytes: u64) -> String {
-    let (unit, name) = match bytes {
-        0x4000_0000.. => (0x4000_0000, "GiB"),
-        0x0010_0000.. => (0x0010_0000, "MiB"),
-        _ => return format!("{bytes} B"),
-    };
-    // Cut, not rounded: 7.96 GiB free must not read as the 8.0 GiB that were asked for.
-    let tenths = u128::from(bytes) * 10 / unit;
-    format!("{}.{} {name}", tenths / 10, tenths % 10)
+/// A limit for people: as exact as it was typed.
+fn limit_text(limit: &Quantity) -> String {
+    match limit {
+        Quantity::Bytes(bytes) => format::exact_bytes(*bytes),
+        other => quantity_text(other),
+    }
 }
 
-/// A value or limit for people.
+/// A value for people.
 fn quantity_text(quantity: &Quantity) -> String {
     match quantity {
-        Quantity::Bytes(bytes) => bytes_text(*bytes),
+        Quantity::Bytes(bytes) => format::bytes(*bytes),
         Quantity::Percent(percent) => format!("{percent} %"),
         Quantity::Number(number) => number.to_string(),
         Quantity::Text(text) => text.clone(),
@@ -67,7 +64,7 @@ fn relation(constraint: Constraint) -> &'static str {
 /// One refusal or loosening in a few words.
 pub fn verdict_text(verdict: &Verdict) -> String {
     let value = verdict.value.as_ref().map(quantity_text);
-    let limit = verdict.limit.as_ref().map(quantity_text).unwrap_or_default();
+    let limit = verdict.limit.as_ref().map(limit_text).unwrap_or_default();
     match (&verdict.outcome, verdict.constraint) {
         (Outcome::Unreadable(Reason::GpuLost), Constraint::Reachable) => "the GPU is lost".to_owned(),
         (Outcome::Unreadable(reason), Constraint::Reachable) => format!("cannot be used: {reason}"),
@@ -111,7 +108,7 @@ pub fn table(choice: &Choice, candidates: &[DeviceSnapshot]) -> String {
     for judged in &choice.judged {
         let Some(device) = candidates.get(judged.candidate) else { continue };
         for verdict in &judged.verdicts {
-            let limit = verdict.limit.as_ref().map(quantity_text);
+            let limit = verdict.limit.as_ref().map(limit_text);
             rows.push([
                 device_label(device),
                 verdict.constraint.label().to_owned(),
@@ -219,4 +216,48 @@ fn verdict_json(verdict: &Verdict) -> Value {
         "verdict": outcome_word(&verdict.outcome),
         "reason": reason,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn limits_read_as_they_were_typed() {
+        for (bytes, text) in [
+            (42_842_298_777, "39.9 GiB"),
+            (8 << 30, "8 GiB"),
+            (8_000_000_000, "8 GB"),
+            (500 << 20, "500 MiB"),
+            (1 << 40, "1 TiB"),
+            (1_610_612_736, "1.5 GiB"),
+            (8, "8 B"),
+            (0, "0 B"),
+            (12_345_678_901, "12345678901 B"),
+            (u64::MAX, "18446744073709551615 B"),
+        ] {
+            assert_eq!(format::exact_bytes(bytes), text);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_is_the_limit(thousandths in 1_u64..99_999_999, gib in any::<bool>()) {
+            let unit: u128 = if gib { 1 << 30 } else { 1_000_000 };
+            let bytes = u64::try_from(u128::from(thousandths) * unit / 1000).unwrap();
+            let text = format::exact_bytes(bytes);
+            let (number, name) = text.split_once(' ').unwrap();
+            let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+            let digits: u128 = format!("{whole}{fraction}").parse().unwrap();
+            let (letter, base) = match name.strip_suffix("iB") {
+                Some(letter) => (letter, 1024_u128),
+                None => (name.strip_suffix('B').unwrap(), 1000),
+            };
+            let power = ["", "k", "m", "g", "t"].iter().position(|l| *l == letter.to_lowercase()).unwrap();
+            let unit = base.pow(power.try_into().unwrap());
+            prop_assert_eq!(digits * unit / 10_u128.pow(fraction.len().try_into().unwrap()), u128::from(bytes));
+        }
+    }
 }

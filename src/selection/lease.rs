@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -573,8 +573,20 @@ struct Part {
 
 impl Lease {
     /// The descriptors that the job's main process must inherit (they are close-on-exec here).
-    pub fn raw_fds(&self) -> Vec<RawFd> {
-        self.parts.iter().flat_map(|part| &part.files).map(AsRawFd::as_raw_fd).collect()
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.files().map(AsFd::as_fd)
+    }
+
+    fn files(&self) -> impl Iterator<Item = &File> {
+        self.parts.iter().flat_map(|part| &part.files)
+    }
+
+    /// Gives the devices up, whichever processes have inherited the descriptors.
+    pub fn release(&self) {
+        for file in self.files() {
+            // Nothing can be done about a failure; the kernel drops the lock with its last descriptor.
+            let _ = file.unlock();
+        }
     }
 
     /// The devices held.

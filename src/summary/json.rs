@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::model::loss::{Loss, Losses};
 use crate::model::metric::{MetricId, Scope};
 use crate::model::run::{JobExit, RunEnd, RunInfo, SCHEMA_VERSION};
 use crate::model::signal;
@@ -47,8 +48,21 @@ pub struct Summary {
     pub leftovers: Vec<LeftoverSummary>,
     /// Series of host, GPUs, job and gpurun that were null at some time or always, with the reason.
     pub nulls: Vec<NullSummary>,
+    /// What the job said and gpurun did not record.
+    pub dropped: Vec<DroppedSummary>,
     /// Facts worth knowing, in words.
     pub facts: Vec<String>,
+}
+
+/// Messages of the job that were not recorded for one reason.
+#[derive(Clone, Debug, Serialize)]
+pub struct DroppedSummary {
+    /// What is counted: scalars, tags, marks, ...
+    pub what: &'static str,
+    /// Why.
+    pub reason: String,
+    /// How many.
+    pub count: u64,
 }
 
 /// A series that could not be read.
@@ -282,10 +296,21 @@ impl Summary {
             targets,
             leftovers,
             nulls: nulls(totals),
+            dropped: Vec::new(),
             facts: Vec::new(),
         };
         summary.facts = super::facts::facts(&summary, totals.seconds);
         summary
+    }
+
+    /// Adds what the job said and gpurun did not record.
+    pub fn add_losses(&mut self, losses: &Losses) {
+        let dropped = |(loss, count): (Loss, u64)| DroppedSummary {
+            what: loss.subject(),
+            reason: loss.reason(),
+            count,
+        };
+        self.dropped.extend(losses.iter().map(dropped));
     }
 }
 

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::model::device::DeviceIdentity;
 use crate::model::id::GpuUuid;
+use crate::model::loss::{Loss, Losses};
 use crate::model::metric::MetricId;
 use crate::model::run::{JobExit, RunEnd, RunInfo};
 use crate::model::series::SeriesInfo;
@@ -61,6 +62,7 @@ fn run(devices: Vec<Arc<DeviceIdentity>>) -> RunInfo {
         run: "r".into(),
         host: "h".into(),
         rank: Some(0),
+        node_rank: None,
         job: "python".into(),
         root_tag: "run".into(),
         argv: vec!["python".to_owned()],
@@ -109,7 +111,11 @@ fn full() -> Summary {
     slice.mig =
         Some(crate::model::device::MigPlace { index: 1, gpu_instance: Some(1), compute_instance: Some(0) });
     run.devices.push(Arc::new(slice));
-    Summary::new(&run, &end(JobExit::Code(3)), &totals, vec![target], vec![left])
+    let mut summary = Summary::new(&run, &end(JobExit::Code(3)), &totals, vec![target], vec![left]);
+    let mut losses = Losses::default();
+    losses.add(Loss::ScalarNames, 476);
+    summary.add_losses(&losses);
+    summary
 }
 
 /// A summary in which nothing is known.
@@ -229,9 +235,6 @@ fn the_text_says_the_end_in_words() {
     assert_eq!(words(JobExit::Code(3)), "exit status 3");
     assert_eq!(words(JobExit::Signal { signal: 9, core: false }), "killed by SIGKILL");
     assert_eq!(words(JobExit::Signal { signal: 11, core: true }), "killed by SIGSEGV, core dumped");
-    assert_eq!(text::duration(0.0), "0.0 s");
-    assert_eq!(text::duration(59.96), "1 min 0 s");
-    assert_eq!(text::duration(3599.7), "1 h 0 min");
 }
 
 #[test]
@@ -316,6 +319,15 @@ fn check(schema: &Value, root: &Value, value: &Value, at: &str, wrong: &mut Vec<
             }
         }
     }
+}
+
+#[test]
+fn what_was_not_recorded_is_counted_with_its_reason() {
+    let lines = text::lines(&full());
+    assert!(
+        lines.contains(&"not recorded: 476 scalars of the job: more than 16384 different names".to_owned())
+    );
+    assert!(!text::lines(&bare()).iter().any(|line| line.contains("not recorded")));
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::id::{SeriesId, StackId};
+use crate::model::limits::SCALAR_NAMES;
 use crate::model::mark::{Mark, MarkOp};
 use crate::model::metric::MetricId;
 use crate::model::reading::Reading;
@@ -18,7 +19,7 @@ use super::accumulator::{Acc, Series, Step};
 use super::points::{Labels, Points, point_series};
 use super::queue::{Event, Queue, What};
 use super::span::{Span, Table};
-use super::stack::{Fronts, MAX_NAMES, MarkError};
+use super::stack::{Fronts, MarkError};
 
 /// Suspensions that are remembered for the times of steps that began before them.
 const SUSPENSIONS: usize = 64;
@@ -196,7 +197,7 @@ impl Fold {
         let Mark { stack, at, op } = mark;
         if let MarkOp::Log { values, .. } = &op {
             let new = values.iter().filter(|(name, _)| !self.labels.contains(name)).count();
-            if new > 0 && self.labels.len() + new > MAX_NAMES {
+            if new > 0 && self.labels.len() + new > SCALAR_NAMES {
                 return Err(MarkError::TooManyNames);
             }
         }
@@ -501,8 +502,8 @@ impl Fold {
                     }
                 }
             }
-            MarkOp::Step { step, began, first_of_epoch } => {
-                self.step(number, at, step, began, first_of_epoch)
+            MarkOp::Step { step, count, began, first_of_epoch } => {
+                self.step(number, at, (step, count), began, first_of_epoch)
             }
             MarkOp::Log { step, values } => self.log(number, at, step, &values),
         }
@@ -626,7 +627,14 @@ impl Fold {
         self.end_span(span, at, to);
     }
 
-    fn step(&mut self, number: u32, at: Mono, step: i64, began: Option<Mono>, first_of_epoch: bool) {
+    fn step(
+        &mut self,
+        number: u32,
+        at: Mono,
+        (step, count): (i64, u32),
+        began: Option<Mono>,
+        first_of_epoch: bool,
+    ) {
         if self.stacks[&number].steps.is_none() {
             self.begin_steps_late(number, at);
         }
@@ -649,10 +657,10 @@ impl Fold {
         }
         let innermost = steps.around.len().checked_sub(1).and_then(|place| stack.tags.get(place));
         steps.path = Arc::clone(innermost.map_or(&self.settings.root_tag, |tag| &tag.path));
-        steps.count += 1;
+        steps.count = steps.count.saturating_add(count);
         steps.last = step;
         if let Some(intra) = intra {
-            steps.intra.push(intra.as_secs_f64() * 1e3);
+            steps.intra.push_times(intra.as_secs_f64() * 1e3 / f64::from(count), count);
         }
         if let Some(inter) = inter {
             steps.inter.push(inter.as_secs_f64() * 1e3);
@@ -683,7 +691,7 @@ impl Fold {
                 span
             });
             (lone.end, lone.to) = (at, now);
-            for (name, value) in values.iter().filter(|(_, value)| value.is_finite()) {
+            for (name, value) in values {
                 lone.points.push(self.labels.number(name), *value);
             }
         }
@@ -693,7 +701,7 @@ impl Fold {
                 || stack.steps.as_ref().is_some_and(|steps| steps.span == span.key)
         };
         for span in self.open.iter_mut().filter(|span| mine(span)) {
-            for (name, value) in values.iter().filter(|(_, value)| value.is_finite()) {
+            for (name, value) in values {
                 span.log(stack.rank, self.labels.number(name), *value);
             }
         }

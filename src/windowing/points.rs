@@ -19,6 +19,8 @@ pub(super) struct Points {
     max: f64,
     last: f64,
     count: u32,
+    /// Points that are no finite number.
+    missing: u32,
 }
 
 /// Larger than there can be points: a sum in these is finite. A power of two, so that nothing is rounded off.
@@ -26,23 +28,34 @@ const UNIT: f64 = (1u64 << 40) as f64;
 
 impl Points {
     pub(super) fn push(&mut self, value: f64) {
+        self.push_times(value, 1);
+    }
+
+    /// Adds the same value several times.
+    pub(super) fn push_times(&mut self, value: f64, times: u32) {
+        if !value.is_finite() {
+            self.missing = self.missing.saturating_add(times);
+            return;
+        }
         if self.count == 0 {
             (self.min, self.max) = (value, value);
         }
         self.min = self.min.min(value);
         self.max = self.max.max(value);
-        self.sum += value;
-        self.units += value / UNIT;
+        self.sum += value * f64::from(times);
+        self.units += value / UNIT * f64::from(times);
         self.last = value;
-        self.count = self.count.saturating_add(1);
+        self.count = self.count.saturating_add(times);
     }
 
     fn merge(&mut self, earlier: &Points) {
-        if earlier.count == 0 {
+        let missing = self.missing.saturating_add(earlier.missing);
+        if self.count == 0 {
+            *self = Points { missing, ..*earlier };
             return;
         }
-        if self.count == 0 {
-            *self = *earlier;
+        self.missing = missing;
+        if earlier.count == 0 {
             return;
         }
         self.min = self.min.min(earlier.min);
@@ -55,7 +68,8 @@ impl Points {
     /// A row, unless there was no point at all.
     pub(super) fn row(&self, series: &Arc<SeriesInfo>) -> Option<Row> {
         if self.count == 0 {
-            return None;
+            let stats = Stats { missing: self.missing, ..Stats::default() };
+            return (self.missing > 0).then(|| Row { series: Arc::clone(series), stats });
         }
         let count = f64::from(self.count);
         let mean = if self.sum.is_finite() { self.sum / count } else { self.units / count * UNIT };
@@ -68,7 +82,7 @@ impl Points {
                 max: Some(self.max),
                 last: Some(self.last),
                 samples: self.count,
-                missing: 0,
+                missing: self.missing,
             },
         })
     }
@@ -159,5 +173,32 @@ mod tests {
         assert!((mean_of(&[1.6e308, 1.2e308]) - 1.4e308).abs() < 1e293);
         assert_eq!(mean_of(&[f64::MAX, f64::MAX, -f64::MAX, -f64::MAX]), 0.0);
         assert_eq!(mean_of(&[f64::MIN_POSITIVE; 3]), f64::MIN_POSITIVE);
+    }
+
+    #[test]
+    fn what_is_not_finite_is_missing() {
+        let series = point_series(MetricId::UserValue, None);
+        let mut points = Points::default();
+        assert!(points.row(&series).is_none());
+        points.push(f64::NAN);
+        let stats = points.row(&series).unwrap().stats;
+        assert_eq!(stats, Stats { missing: 1, ..Stats::default() });
+        points.push(2.0);
+        points.push(f64::NEG_INFINITY);
+        let mut later = Points::default();
+        later.push(f64::INFINITY);
+        for merged in [points, {
+            later.merge(&points);
+            later
+        }] {
+            let stats = merged.row(&series).unwrap().stats;
+            assert_eq!(
+                (stats.mean, stats.min, stats.max, stats.last),
+                (Some(2.0), Some(2.0), Some(2.0), Some(2.0))
+            );
+            assert_eq!(stats.samples, 1);
+            assert!(stats.missing >= 2);
+        }
+        assert_eq!(later.row(&series).unwrap().stats.missing, 3);
     }
 }

@@ -5,14 +5,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::model::id::StackId;
+use crate::model::limits::{SCALAR_NAMES, TAG_DEPTH};
 use crate::model::mark::MarkOp;
 use crate::model::time::Mono;
-
-/// How deep tags nest at most, in one stack.
-pub const MAX_DEPTH: usize = 64;
-
-/// How many different names the job can log scalars under in one run.
-pub const MAX_NAMES: usize = 4096;
 
 /// Why a mark was refused. A refused mark changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,11 +30,16 @@ pub enum MarkError {
     /// A tag needs a name.
     #[error("a tag needs a name")]
     EmptyTag,
-    /// Tags nest deeper than [`MAX_DEPTH`].
-    #[error("tags nest deeper than {MAX_DEPTH}")]
+    /// Tags nest deeper than [`TAG_DEPTH`].
+    #[error("tags nest deeper than {TAG_DEPTH}")]
     TooDeep,
-    /// More than [`MAX_NAMES`] different names were logged.
-    #[error("more than {MAX_NAMES} different names of scalars")]
+    /// The step was marked in this tag already.
+    #[error(
+        "a step was marked twice with the same number, by two callbacks or a callback and the loop; it counts once"
+    )]
+    StepRepeated,
+    /// More than [`SCALAR_NAMES`] different names were logged.
+    #[error("more than {SCALAR_NAMES} different names of scalars")]
     TooManyNames,
 }
 
@@ -48,9 +48,19 @@ pub enum MarkError {
 struct Front {
     /// Number of the stack inside the fold; never reused, unlike [`StackId`].
     number: u32,
-    tags: Vec<Arc<str>>,
+    tags: Vec<OpenTag>,
     last: Mono,
+    /// The last step that was marked while no tag was open.
+    last_step: Option<i64>,
     stepped: bool,
+}
+
+/// An open tag.
+#[derive(Debug)]
+struct OpenTag {
+    name: Arc<str>,
+    /// The last step that was marked while this was the innermost tag.
+    last_step: Option<i64>,
 }
 
 /// A mark that was accepted.
@@ -71,7 +81,7 @@ pub(super) struct Fronts {
 impl Fronts {
     /// The run's own stack is open from the start.
     pub(super) fn new(own: StackId, start: Mono) -> Self {
-        let front = Front { number: 0, tags: Vec::new(), last: start, stepped: false };
+        let front = Front::new(0, start);
         Fronts { stacks: HashMap::from([(own, front)]), next: 1 }
     }
 
@@ -93,7 +103,7 @@ impl Fronts {
             }
             let number = self.next;
             self.next = self.next.wrapping_add(1);
-            self.stacks.insert(stack, Front { number, tags: Vec::new(), last: at, stepped: false });
+            self.stacks.insert(stack, Front::new(number, at));
             return Ok(Accepted { number, at, first_step: None });
         }
         let front = self.stacks.get_mut(&stack).ok_or(MarkError::UnknownStack(stack))?;
@@ -104,13 +114,13 @@ impl Fronts {
                 if tag.is_empty() {
                     return Err(MarkError::EmptyTag);
                 }
-                if front.tags.contains(tag) {
+                if front.tags.iter().any(|open| open.name == *tag) {
                     return Err(MarkError::TagOpen(Arc::clone(tag)));
                 }
-                if front.tags.len() >= MAX_DEPTH {
+                if front.tags.len() >= TAG_DEPTH {
                     return Err(MarkError::TooDeep);
                 }
-                front.tags.push(Arc::clone(tag));
+                front.tags.push(OpenTag { name: Arc::clone(tag), last_step: None });
             }
             MarkOp::End { tag: None } => {
                 front.tags.pop().ok_or(MarkError::NoTagOpen)?;
@@ -123,7 +133,12 @@ impl Fronts {
                 front.find(tag)?;
             }
             MarkOp::Clear { tag: None } => {}
-            MarkOp::Step { began, .. } => {
+            MarkOp::Step { step, began, first_of_epoch, .. } => {
+                let last = front.tags.last_mut().map_or(&mut front.last_step, |tag| &mut tag.last_step);
+                // An epoch may begin with the number that the last one ended with.
+                if last.replace(*step) == Some(*step) && !first_of_epoch {
+                    return Err(MarkError::StepRepeated);
+                }
                 if !front.stepped {
                     first_step = *began;
                 }
@@ -148,7 +163,14 @@ impl Fronts {
 }
 
 impl Front {
+    fn new(number: u32, at: Mono) -> Self {
+        Front { number, tags: Vec::new(), last: at, last_step: None, stepped: false }
+    }
+
     fn find(&self, tag: &Arc<str>) -> Result<usize, MarkError> {
-        self.tags.iter().position(|open| open == tag).ok_or_else(|| MarkError::TagNotOpen(Arc::clone(tag)))
+        self.tags
+            .iter()
+            .position(|open| open.name == *tag)
+            .ok_or_else(|| MarkError::TagNotOpen(Arc::clone(tag)))
     }
 }

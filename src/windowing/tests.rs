@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::id::{SeriesId, StackId};
+use crate::model::limits::{SCALAR_NAMES, TAG_DEPTH};
 use crate::model::mark::{Mark, MarkOp};
 use crate::model::metric::MetricId;
 use crate::model::reading::Reading;
@@ -83,7 +84,7 @@ fn end(tag: &str) -> MarkOp {
 }
 
 fn step(step: i64, began: Option<u64>) -> MarkOp {
-    MarkOp::Step { step, began: began.map(ms), first_of_epoch: false }
+    MarkOp::Step { step, count: 1, began: began.map(ms), first_of_epoch: false }
 }
 
 fn log(step: Option<i64>, name: &str, value: f64) -> MarkOp {
@@ -500,12 +501,12 @@ fn a_stamp_of_the_future_counts_as_now() {
 #[test]
 fn floods_of_names_and_depth_are_bounded() {
     let mut fold = fold(60_000, 0);
-    for depth in 0..MAX_DEPTH {
+    for depth in 0..TAG_DEPTH {
         mark(&mut fold, Fold::OWN, 1, begin(&format!("t{depth}")));
     }
     assert_eq!(fold.mark(Mark { stack: Fold::OWN, at: ms(1), op: begin("deeper") }), Err(MarkError::TooDeep));
     assert_eq!(fold.mark(Mark { stack: Fold::OWN, at: ms(1), op: begin("") }), Err(MarkError::EmptyTag));
-    for number in 0..MAX_NAMES {
+    for number in 0..SCALAR_NAMES {
         mark(&mut fold, Fold::OWN, 2, log(None, &format!("n{number}"), 1.0));
     }
     let more = fold.mark(Mark { stack: Fold::OWN, at: ms(2), op: log(None, "more", 1.0) });
@@ -558,7 +559,7 @@ fn steps_marked_at_one_end_begin_with_their_tag() {
     for (at, number) in [(1500, 1), (1700, 2), (2000, 3)] {
         mark(&mut fold, Fold::OWN, at, step(number, None));
     }
-    mark(&mut fold, Fold::OWN, 2500, MarkOp::Step { step: 4, began: None, first_of_epoch: true });
+    mark(&mut fold, Fold::OWN, 2500, MarkOp::Step { step: 4, count: 1, began: None, first_of_epoch: true });
     fold.finish(clock(3000), &mut out);
     let steps = of_kind(&out, RowKind::Step);
     let spans: Vec<_> = steps.iter().map(|b| (b.step, millis(b.start), millis(b.end))).collect();
@@ -608,6 +609,47 @@ fn times_of_steps_leave_suspended_time_out() {
 }
 
 #[test]
+fn steps_that_end_together_count_each_and_share_their_time() {
+    let mut fold = Fold::new(FoldSettings { every_n_steps: 8, ..settings(60_000, 0) }, ms(0));
+    for n in 1..=4 {
+        let (began, end) = (ms(n * 100), n * 100 + 40 * n);
+        let op = MarkOp::Step { step: 4 * n as i64, count: 4, began: Some(began), first_of_epoch: n == 1 };
+        mark(&mut fold, Fold::OWN, end, op);
+    }
+    let out = finish(fold, 2000);
+    let steps = of_kind(&out, RowKind::Step);
+    let of = |batch: &WindowBatch, metric| {
+        batch.rows.iter().find(|row| row.series.metric == metric).unwrap().stats
+    };
+    assert_eq!(steps.iter().map(|batch| batch.step).collect::<Vec<_>>(), [Some(8), Some(16)]);
+    let intra = of(steps[0], MetricId::BatchTimeIntraStep);
+    assert_eq!((intra.samples, intra.mean, intra.min, intra.max), (8, Some(15.0), Some(10.0), Some(20.0)));
+    assert_eq!(of(steps[0], MetricId::BatchTimeInterStep).samples, 1);
+}
+
+#[test]
+fn a_step_that_is_marked_twice_in_one_tag_is_one_step() {
+    let mut fold = fold(60_000, 0);
+    let mark_step = |fold: &mut Fold, at: u64, n: i64, first_of_epoch: bool| {
+        let op = MarkOp::Step { step: n, count: 1, began: None, first_of_epoch };
+        fold.mark(Mark { stack: Fold::OWN, at: ms(at), op })
+    };
+    mark(&mut fold, Fold::OWN, 0, begin("train"));
+    assert_eq!(mark_step(&mut fold, 10, 1, true), Ok(()));
+    assert_eq!(mark_step(&mut fold, 11, 1, false), Err(MarkError::StepRepeated));
+    // A tag of its own between the two marks makes no difference to that of the steps.
+    mark(&mut fold, Fold::OWN, 12, begin("save"));
+    assert_eq!(mark_step(&mut fold, 13, 1, false), Ok(()), "another tag");
+    mark(&mut fold, Fold::OWN, 14, end("save"));
+    assert_eq!(mark_step(&mut fold, 15, 1, false), Err(MarkError::StepRepeated));
+    assert_eq!(mark_step(&mut fold, 16, 1, true), Ok(()), "an epoch of one step");
+    assert_eq!(mark_step(&mut fold, 17, 2, false), Ok(()));
+    mark(&mut fold, Fold::OWN, 18, end("train"));
+    mark(&mut fold, Fold::OWN, 20, begin("train"));
+    assert_eq!(mark_step(&mut fold, 21, 2, false), Ok(()), "the tag was opened anew");
+}
+
+#[test]
 fn scalars_are_points() {
     let mut fold = fold(1000, 0);
     mark(&mut fold, CLIENT, 0, MarkOp::Open { rank: Some(2) });
@@ -622,10 +664,10 @@ fn scalars_are_points() {
     let windows: Vec<_> =
         of_kind(&out, RowKind::Window).iter().map(|b| (b.rank, b.ordinal, user(b, "loss"))).collect();
     assert_eq!(windows[0], (None, 1, Some(full(9.0, 9.0, 9.0, 9.0, 1, 0))));
-    assert_eq!(windows[1], (Some(2), 1, Some(full(3.0, 2.0, 4.0, 2.0, 2, 0))));
+    assert_eq!(windows[1], (Some(2), 1, Some(full(3.0, 2.0, 4.0, 2.0, 2, 1))));
     assert_eq!((windows[2].0, windows[3].0, windows.len()), (None, Some(2), 4));
     let tags = of_kind(&out, RowKind::Tag);
-    assert_eq!(user(tags[0], "loss"), Some(full(2.0, 2.0, 2.0, 2.0, 1, 0)));
+    assert_eq!(user(tags[0], "loss"), Some(full(2.0, 2.0, 2.0, 2.0, 1, 1)));
 }
 
 #[test]

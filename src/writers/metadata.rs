@@ -13,13 +13,14 @@ use super::{Layout, Mode};
 pub type Metadata = BTreeMap<String, String>;
 
 /// Keys and what they hold; the order is that of the schema page.
-pub(super) const KEYS: [(&str, &str); 19] = [
+pub(super) const KEYS: [(&str, &str); 20] = [
     ("gpurun.schema_version", "version of this layout"),
     ("gpurun.layout", "long or wide"),
     ("gpurun.version", "version of gpurun"),
     ("gpurun.run", "name of the run"),
     ("gpurun.host", "host name"),
-    ("gpurun.rank", "RANK of gpurun's environment; absent without one"),
+    ("gpurun.rank", "rank of gpurun's environment; absent without one, and for the launcher of a node"),
+    ("gpurun.node_rank", "number of the node in the job; absent where no launcher says it"),
     ("gpurun.job", "the job's name"),
     ("gpurun.root_tag", "root tag"),
     ("gpurun.argv", "command line of the job, a JSON array; empty for record"),
@@ -94,6 +95,9 @@ pub(super) fn of_run(run: &RunInfo, layout: Layout, mode: Mode, journal: &str) -
     put(MODE, mode_name(mode).to_owned());
     if let Some(rank) = run.rank {
         put("gpurun.rank", rank.to_string());
+    }
+    if let Some(node) = run.node_rank {
+        put("gpurun.node_rank", node.to_string());
     }
     if let Some(driver) = &run.driver {
         put("gpurun.driver", driver.clone());

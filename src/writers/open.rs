@@ -169,6 +169,12 @@ impl Opened {
         self.targets().zip(self.renamed.iter().map(Option::as_deref))
     }
 
+    /// The files that `gpurun recover` can finish should this process not.
+    pub fn journaled(&self) -> impl Iterator<Item = PathBuf> {
+        let is_journaled = |writer: &&Writer| matches!(writer.target, Target::Parquet(_));
+        self.writers.iter().filter(is_journaled).map(|writer| writer.target.path().to_owned())
+    }
+
     /// Starts one thread per target.
     pub fn start(mut self, run: Arc<RunInfo>) -> FanOut {
         self.made.clear();

@@ -25,16 +25,14 @@ pub enum TargetError {
     /// There is no name.
     #[error("--log needs a file or directory name")]
     Empty,
-    /// Standard output belongs to the job.
+    /// Standard output.
     #[error(
-        "--log -: standard output belongs to the job; write a file, and print it with `gpurun export FILE -o -`"
+        "--log -: standard output belongs to the job; log to FILE and print it with 'gpurun export FILE -o -'"
     )]
     StandardOutput,
-    /// The name says no format, and no directory has it.
-    #[error(
-        "--log {0}: unknown kind of target; use NAME.csv, NAME.parquet, or tensorboard:DIR for event files"
-    )]
-    UnknownKind(String),
+    /// No suffix, and no directory of that name.
+    #[error("--log {0}: no suffix, and no such directory; use {0}.csv, {0}.parquet, tensorboard:{0} or {0}/")]
+    NoForm(String),
     /// The suffix says neither CSV nor Parquet.
     #[error("--log {name}: unknown suffix {suffix}; use .csv, .parquet, or tensorboard:DIR")]
     UnknownSuffix {
@@ -109,9 +107,8 @@ impl Target {
             Some("csv" | "parquet") if is_directory => Err(TargetError::IsDirectory(text.to_owned())),
             Some("csv") => Ok(Target::Csv(path)),
             Some("parquet") => Ok(Target::Parquet(path)),
-            None if !is_directory => Err(TargetError::UnknownKind(text.to_owned())),
-            None => Ok(Target::TensorBoard(path)),
-            Some(_) if is_directory => Ok(Target::TensorBoard(path)),
+            _ if is_directory => Ok(Target::TensorBoard(path)),
+            None => Err(TargetError::NoForm(text.to_owned())),
             Some(suffix) => {
                 Err(TargetError::UnknownSuffix { name: text.to_owned(), suffix: format!(".{suffix}") })
             }
@@ -271,14 +268,17 @@ mod tests {
         assert_eq!(Target::parse("B.PARQUET"), Ok(Target::Parquet("B.PARQUET".into())));
         assert_eq!(Target::parse("tensorboard:runs/x.csv"), Ok(Target::TensorBoard("runs/x.csv".into())));
         assert_eq!(Target::parse("a/.csv"), Ok(Target::Csv("a/.csv".into())));
+        assert_eq!(Target::parse(".runs"), Err(TargetError::NoForm(".runs".into())));
+        assert_eq!(Target::parse("runs/exp1"), Err(TargetError::NoForm("runs/exp1".into())));
         assert_eq!(Target::parse("runs/exp1/"), Ok(Target::TensorBoard("runs/exp1/".into())));
-        assert_eq!(Target::parse("/tmp"), Ok(Target::TensorBoard("/tmp".into())));
+        assert_eq!(Target::parse("src"), Ok(Target::TensorBoard("src".into())));
+        assert_eq!(Target::parse("-"), Err(TargetError::StandardOutput));
         assert_eq!(Target::parse("runs/v1.5/"), Ok(Target::TensorBoard("runs/v1.5/".into())));
         assert!(matches!(Target::parse("m.json"), Err(TargetError::UnknownSuffix { .. })));
         assert!(matches!(Target::parse("m.csv.gz"), Err(TargetError::UnknownSuffix { .. })));
         assert_eq!(Target::parse(""), Err(TargetError::Empty));
         assert_eq!(Target::parse("tensorboard:"), Err(TargetError::Empty));
-        assert_eq!(Target::parse("out/there"), Err(TargetError::UnknownKind("out/there".into())));
+        assert_eq!(Target::parse("out/there"), Err(TargetError::NoForm("out/there".into())));
         assert_eq!(Target::parse("-"), Err(TargetError::StandardOutput));
     }
 

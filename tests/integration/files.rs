@@ -64,6 +64,7 @@ pub(crate) fn run_info(gpus: u32, rank: Option<i32>) -> Arc<RunInfo> {
         run: "20260921T141320Z-node1-42".into(),
         host: "node1".into(),
         rank,
+        node_rank: None,
         job: "train.py".into(),
         root_tag: "run".into(),
         argv: vec!["python".into(), "train.py, the \"long\" one".into()],

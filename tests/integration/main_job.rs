@@ -167,7 +167,7 @@ fn a_bad_target_stops_gpurun_before_the_job() {
         ("there.csv/x.csv", 125, "there.csv: not a directory"),
         ("/proc/no/x.parquet", 125, "make /proc/no: "),
         ("x.xlsx", 2, "x.xlsx"),
-        ("out", 2, "tensorboard:DIR"),
+        ("out", 2, "tensorboard:out"),
         ("-", 2, "gpurun export"),
     ];
     for (target, code, word) in table {

@@ -165,11 +165,13 @@ fn a_page_replaces_a_page_and_nothing_else() {
     std::fs::write(path("x.csv"), log("r", None, "train", &[])).unwrap();
     std::fs::write(path("notes.html"), "dear diary").unwrap();
     std::fs::hard_link(path("x.csv"), path("same.html")).unwrap();
+    std::fs::create_dir(path("folder.html")).unwrap();
     for (output, words) in [
-        ("x.csv", "is one of the logs"),
+        ("x.csv", "use a name that ends in .html"),
+        (".", "use a name that ends in .html"),
         ("same.html", "is one of the logs"),
         ("notes.html", "is no HTML page"),
-        (".", "is no HTML page"),
+        ("folder.html", "is no HTML page"),
         ("missing/report.html", "cannot write missing/report.html"),
     ] {
         let refused = report(dir.path(), &["x.csv", "-o", output]);
@@ -182,7 +184,7 @@ fn a_page_replaces_a_page_and_nothing_else() {
         assert!(report(dir.path(), &["x.csv", "-o", "report.html"]).status.success());
     }
     let entries = std::fs::read_dir(dir.path()).unwrap().count();
-    assert_eq!(entries, 4, "nothing is left aside");
+    assert_eq!(entries, 5, "nothing is left aside");
 }
 
 #[test]

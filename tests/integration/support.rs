@@ -1,6 +1,7 @@
 //! What every integration test needs: the program under test and the Python that reads its files.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The gpurun that Cargo built for this test run.
 #[allow(dead_code, reason = "the first subject here does not run gpurun")]
@@ -18,4 +19,34 @@ pub(crate) fn python() -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/test-venv/bin/python");
     assert!(path.exists(), "{} is missing: run `tests/run`, which makes it", path.display());
     path
+}
+
+/// Process id of the sidecar of the gpurun `minder`, which runs a job.
+pub(crate) fn sidecar_of(minder: u32) -> i32 {
+    let children = format!("/proc/{minder}/task/{minder}/children");
+    let children = std::fs::read_to_string(children).expect("gpurun runs");
+    let is_sidecar = |pid: &&str| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "gpurun-sidecar")
+    };
+    let found = children.split_ascii_whitespace().find(is_sidecar);
+    found.and_then(|pid| pid.parse().ok()).unwrap_or_else(|| panic!("no sidecar among {children:?}"))
+}
+
+/// Kills the sidecar of the gpurun `minder` as the kernel would for lack of memory.
+pub(crate) fn kill_sidecar(minder: u32) {
+    let pid = sidecar_of(minder);
+    // SAFETY: the pid of a child of a process that the test started.
+    let sent = unsafe { libc::kill(pid, libc::SIGKILL) };
+    assert_eq!(sent, 0, "kill {pid}: {}", std::io::Error::last_os_error());
+}
+
+/// A shared library made of C source, for a preload or a driver; `links` are libraries that it needs.
+pub(crate) fn shared_library(dir: &Path, name: &str, source: &str, links: &[&Path]) -> PathBuf {
+    let (file, library) = (dir.join(format!("{name}.c")), dir.join(format!("{name}.so")));
+    std::fs::write(&file, format!("#define _GNU_SOURCE\n{source}")).expect("the directory takes files");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-pthread", "-Wl,--no-as-needed", "-o"]).args([&library, &file]);
+    let output = compiler.args(links).arg("-ldl").output().expect("a C compiler");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    library
 }

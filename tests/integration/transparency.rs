@@ -504,16 +504,18 @@ fn a_signal_to_one_thread_of_gpurun_is_forwarded() {
 }
 
 #[test]
-fn a_signal_to_the_whole_group_arrives_at_least_once_and_at_most_twice() {
-    for way in BOTH {
-        let mut running = Running::start(way, &["count"]);
-        kill(-running.outer(), libc::SIGTERM);
-        let mut got = running.first_signals();
-        got.extend(running.signals_up_to(libc::SIGRTMAX()));
-        assert!(got.iter().all(|w| w == "15"), "{got:?}");
-        let most = if way == Way::Bare { 1 } else { 2 };
-        assert!((1..=most).contains(&got.len()), "{way:?} {got:?}");
-        running.end();
+fn a_signal_to_the_whole_group_arrives_once() {
+    for signal in forwardable().filter(|signal| *signal != libc::SIGRTMAX()) {
+        let seen = BOTH.map(|way| {
+            let mut running = Running::start(way, &["count"]);
+            kill(-running.outer(), signal);
+            // The marker goes to the outer process alone and is passed on after whatever came before.
+            let got = running.signals_up_to(libc::SIGRTMAX());
+            running.end();
+            got
+        });
+        assert_eq!(seen[0], [signal.to_string()]);
+        assert_eq!(seen[0], seen[1]);
     }
 }
 
@@ -662,6 +664,11 @@ fn marked(mark: &str) -> Vec<i32> {
         .collect()
 }
 
+/// Waits until no process carries a mark: the kernel ends a sidecar after its minder.
+fn none_left(mark: &str) {
+    until("no process is left", || marked(mark).is_empty());
+}
+
 #[test]
 fn a_term_at_any_instant_of_the_start_loses_no_job_and_leaves_no_orphan() {
     let mut seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos();
@@ -681,7 +688,7 @@ fn a_term_at_any_instant_of_the_start_loses_no_job_and_leaves_no_orphan() {
         let stdin = child.stdin.take();
         let status = describe(finish(&mut child));
         assert_eq!(status, "signal 15", "run {run} after {delay:?}");
-        assert_eq!(marked(&mark), Vec::<i32>::new(), "run {run} after {delay:?}");
+        none_left(&mark);
         drop(stdin);
     }
 }
@@ -769,7 +776,7 @@ fn a_term_at_any_instant_of_choosing_and_starting_leaves_no_orphan() {
         kill(pid_of(&child), libc::SIGTERM);
         let stdin = child.stdin.take();
         assert_eq!(describe(finish(&mut child)), "signal 15", "run {run} after {delay:?}");
-        assert_eq!(marked(&mark), Vec::<i32>::new(), "run {run} after {delay:?}");
+        none_left(&mark);
         drop(stdin);
     }
 }
@@ -832,7 +839,8 @@ fn kill_tree_ends_what_is_left_politely_then_surely() {
     let mut run = with_options(&["--kill-tree"], &job_argv(&["tree", "3", "2"]));
     run.env("TEST_MARK", &mark);
     let mut running = Running::start_command(run);
-    assert_eq!(marked(&mark).len(), 14, "gpurun, the job and its 3 + 9 descendants");
+    // The minder, the sidecar, the job and its 3 + 9 descendants. The child that tries to load the driver has ended soon.
+    until("15 processes are left", || marked(&mark).len() == 15);
     kill(running.job, libc::SIGKILL);
     assert_eq!(describe(finish(&mut running.child)), "signal 9");
     assert_eq!(marked(&mark), Vec::<i32>::new());
@@ -877,7 +885,8 @@ fn orphans_are_reaped_while_the_job_runs() {
         let list = std::fs::read_to_string(list).unwrap();
         list.split_ascii_whitespace().map(|p| p.parse().unwrap()).collect()
     };
-    until("only the job is left", || children() == [running.job]);
+    until("only the sidecar and the job are left", || children().len() == 2);
+    assert!(children().contains(&running.job));
     running.end();
 }
 

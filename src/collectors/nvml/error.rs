@@ -19,8 +19,14 @@ pub enum NvmlError {
     BadLibrary {
         /// Name or path.
         library: String,
-        /// The loader's words.
+        /// The loader's message.
         detail: String,
+    },
+    /// The process that loads the library does not live through it.
+    #[error("the NVIDIA driver library ends the process that loads it ({how})")]
+    LoadCrashed {
+        /// The signal or the exit status.
+        how: String,
     },
     /// The library is there, the kernel's driver is not.
     #[error("the NVIDIA driver is not running ({library} is there, its kernel module is not loaded)")]
@@ -47,7 +53,7 @@ pub enum NvmlError {
     Init {
         /// Name or path.
         library: String,
-        /// The driver's words.
+        /// The driver's message.
         detail: String,
     },
     /// A call that everything else rests on failed.
@@ -55,7 +61,7 @@ pub enum NvmlError {
     Call {
         /// The C name.
         function: &'static str,
-        /// The driver's words.
+        /// The driver's message.
         reason: String,
     },
 }
@@ -130,6 +136,11 @@ impl Fault {
                     | sys::nvmlReturn_enum_NVML_ERROR_LIB_RM_VERSION_MISMATCH
             )
         )
+    }
+
+    /// Whether neither the GPU nor the driver answers any more: nothing else of the device need be asked.
+    pub fn is_fatal(self) -> bool {
+        self.is_lost() || self.is_driver_gone()
     }
 
     /// Whether the call, which takes nothing but a handle, refuses its arguments.

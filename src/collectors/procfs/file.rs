@@ -2,16 +2,18 @@
 //! directory, with `pread` into a buffer that is reused. Never interprets what it read.
 
 use std::ffi::CStr;
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
+use rustix::fs::{CWD, Mode, OFlags, RawDir, SeekFrom, openat, seek};
+use rustix::io::{Errno, pread, retry_on_intr};
+use rustix::path::Arg;
 use thiserror::Error;
 
 use crate::model::reading::Reason;
+use crate::sys::text;
 
 /// Why a file of the kernel could not be read.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -33,14 +35,14 @@ pub enum FileError {
     Errno(i32),
 }
 
-impl FileError {
-    fn from_io(error: &io::Error) -> Self {
-        match error.raw_os_error().unwrap_or(0) {
-            libc::ENOENT | libc::ESRCH => FileError::Gone,
-            libc::EACCES | libc::EPERM => FileError::Denied,
-            libc::EOPNOTSUPP | libc::ENOSYS => FileError::Unsupported,
-            libc::EMFILE | libc::ENFILE => FileError::NoDescriptor,
-            errno => FileError::Errno(errno),
+impl From<Errno> for FileError {
+    fn from(error: Errno) -> Self {
+        match error {
+            Errno::NOENT | Errno::SRCH => FileError::Gone,
+            Errno::ACCESS | Errno::PERM => FileError::Denied,
+            Errno::OPNOTSUPP | Errno::NOSYS => FileError::Unsupported,
+            Errno::MFILE | Errno::NFILE => FileError::NoDescriptor,
+            other => FileError::Errno(other.raw_os_error()),
         }
     }
 }
@@ -130,66 +132,45 @@ pub struct Dir(OwnedFd);
 impl Dir {
     /// Opens a directory by its whole path.
     pub fn open(path: &Path) -> Result<Self, FileError> {
-        let mut bytes = path.as_os_str().as_bytes().to_vec();
-        bytes.push(0);
-        let path = CStr::from_bytes_with_nul(&bytes).map_err(|_| FileError::Gone)?;
-        open_at(libc::AT_FDCWD, path, libc::O_DIRECTORY).map(Self)
+        open(CWD, path, OFlags::DIRECTORY).map(Self)
     }
 
     /// Opens a directory below this one.
     pub fn dir(&self, path: &StackPath) -> Result<Self, FileError> {
-        open_at(self.0.as_raw_fd(), path.as_c_str(), libc::O_DIRECTORY).map(Self)
+        open(&self.0, path.as_c_str(), OFlags::DIRECTORY).map(Self)
     }
 
     /// Opens a file below this directory.
     pub fn file(&self, path: &StackPath) -> Result<KernelFile, FileError> {
-        open_at(self.0.as_raw_fd(), path.as_c_str(), 0).map(|fd| KernelFile(File::from(fd)))
+        open(&self.0, path.as_c_str(), OFlags::empty()).map(KernelFile)
     }
 
     /// Calls `each` for every entry whose name is a positive number, in the kernel's order.
-    pub fn numbers(&self, buffer: &mut Buffer, mut each: impl FnMut(i32)) -> Result<(), FileError> {
-        let fd = self.0.as_raw_fd();
-        // SAFETY: `fd` is an open directory for as long as `self` lives; lseek touches no memory.
-        if unsafe { libc::lseek(fd, 0, libc::SEEK_SET) } < 0 {
-            return Err(FileError::from_io(&io::Error::last_os_error()));
-        }
-        loop {
-            let room = &mut buffer.bytes[..];
-            // SAFETY: the kernel writes at most `room.len()` bytes into `room`, which is exclusively borrowed.
-            let got = unsafe { libc::syscall(libc::SYS_getdents64, fd, room.as_mut_ptr(), room.len()) };
-            let got = match usize::try_from(got) {
-                Err(_) => return Err(FileError::from_io(&io::Error::last_os_error())),
-                Ok(0) => return Ok(()),
-                Ok(got) => got.min(room.len()),
-            };
-            // struct linux_dirent64: ino 8, off 8, reclen 2, type 1, then the name with its final 0.
-            let mut rest = &room[..got];
-            while rest.len() > 19 {
-                let length = usize::from(u16::from_ne_bytes([rest[16], rest[17]]));
-                if length <= 19 || length > rest.len() {
-                    break;
-                }
-                let name = &rest[19..length];
-                let name = &name[..name.iter().position(|b| *b == 0).unwrap_or(name.len())];
-                if let Some(number) = super::parse::number(name).and_then(|n| i32::try_from(n).ok())
-                    && number > 0
-                {
-                    each(number);
-                }
-                rest = &rest[length..];
+    pub fn numbers(&self, entries: &mut Entries, mut each: impl FnMut(i32)) -> Result<(), FileError> {
+        seek(&self.0, SeekFrom::Start(0))?;
+        let mut listed = RawDir::new(&self.0, &mut entries.0);
+        while let Some(entry) = listed.next() {
+            let number = text::number(entry?.file_name().to_bytes()).and_then(|n| i32::try_from(n).ok());
+            if let Some(number) = number.filter(|number| *number > 0) {
+                each(number);
             }
         }
+        Ok(())
     }
 }
 
-fn open_at(dir: i32, path: &CStr, flags: i32) -> Result<OwnedFd, FileError> {
-    // SAFETY: `path` is a C string that outlives the call; openat keeps no reference to it.
-    let fd = unsafe { libc::openat(dir, path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC | flags) };
-    if fd < 0 {
-        return Err(FileError::from_io(&io::Error::last_os_error()));
+fn open(dir: impl AsFd, path: impl Arg, flags: OFlags) -> Result<OwnedFd, FileError> {
+    Ok(openat(dir, path, OFlags::RDONLY | OFlags::CLOEXEC | flags, Mode::empty())?)
+}
+
+/// Memory for a part of a directory's entries.
+#[derive(Debug)]
+pub struct Entries(Box<[MaybeUninit<u8>]>);
+
+impl Default for Entries {
+    fn default() -> Self {
+        Self(Box::new_uninit_slice(8192))
     }
-    // SAFETY: the kernel has just given us this descriptor and nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Memory for one file's text. Grows to the largest file read, then stays.
@@ -206,7 +187,7 @@ impl Default for Buffer {
 
 /// An open file of the kernel, read from its start each time.
 #[derive(Debug)]
-pub struct KernelFile(File);
+pub struct KernelFile(OwnedFd);
 
 /// A read shorter than this has reached the end: the kernel's record files stop early only within
 /// one record (a line) of a page.
@@ -215,7 +196,7 @@ const SURELY_WHOLE: usize = 2048;
 impl KernelFile {
     /// Opens a file by its whole path.
     pub fn open(path: &Path) -> Result<Self, FileError> {
-        File::open(path).map(Self).map_err(|error| FileError::from_io(&error))
+        open(CWD, path, OFlags::empty()).map(Self)
     }
 
     /// The file's present text.
@@ -225,31 +206,10 @@ impl KernelFile {
             if length == buffer.bytes.len() {
                 buffer.bytes.resize(length * 2, 0);
             }
-            match self.0.read_at(&mut buffer.bytes[length..], length as u64) {
-                Ok(0) => break,
-                Ok(got) => {
-                    length += got;
-                    if length == got && got < SURELY_WHOLE {
-                        break;
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(FileError::from_io(&error)),
-            }
-        }
-        Ok(&buffer.bytes[..length])
-    }
-
-    /// The start of the file, at most `limit` bytes: for files that are long and open with what matters.
-    pub fn read_start<'b>(&self, buffer: &'b mut Buffer, limit: usize) -> Result<&'b [u8], FileError> {
-        if buffer.bytes.len() < limit {
-            buffer.bytes.resize(limit, 0);
-        }
-        loop {
-            match self.0.read_at(&mut buffer.bytes[..limit], 0) {
-                Ok(got) => return Ok(&buffer.bytes[..got]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(FileError::from_io(&error)),
+            let got = retry_on_intr(|| pread(&self.0, &mut buffer.bytes[length..], length as u64))?;
+            length += got;
+            if got == 0 || (length == got && got < SURELY_WHOLE) {
+                return Ok(&buffer.bytes[..length]);
             }
         }
     }
@@ -276,7 +236,6 @@ mod tests {
         let mut buffer = Buffer::default();
         assert_eq!(file.read(&mut buffer).unwrap(), &text[..]);
         assert_eq!(file.read(&mut buffer).unwrap(), &text[..]);
-        assert_eq!(file.read_start(&mut buffer, 10).unwrap(), &text[..10]);
     }
 
     #[test]
@@ -288,7 +247,7 @@ mod tests {
         let opened = Dir::open(dir.path()).unwrap();
         for _ in 0..2 {
             let mut seen = Vec::new();
-            opened.numbers(&mut Buffer::default(), |n| seen.push(n)).unwrap();
+            opened.numbers(&mut Entries::default(), |n| seen.push(n)).unwrap();
             seen.sort_unstable();
             assert_eq!(seen, [1, 23]);
         }

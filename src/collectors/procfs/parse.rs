@@ -1,117 +1,7 @@
 //! Parsers of `/proc` texts, on bytes and without allocation. Whatever the bytes are, they give a
 //! value or `None`, never a panic and never an invented 0.
 
-/// An unsigned decimal number that fills the whole slice.
-pub fn number(text: &[u8]) -> Option<u64> {
-    if text.is_empty() {
-        return None;
-    }
-    let mut value = 0u64;
-    for byte in text {
-        let digit = byte.wrapping_sub(b'0');
-        if digit > 9 {
-            return None;
-        }
-        value = value.checked_mul(10)?.checked_add(u64::from(digit))?;
-    }
-    Some(value)
-}
-
-/// A signed decimal number that fills the whole slice.
-fn signed(text: &[u8]) -> Option<i64> {
-    match text.strip_prefix(b"-") {
-        Some(digits) => i64::try_from(number(digits)?).ok().map(|n| -n),
-        None => i64::try_from(number(text)?).ok(),
-    }
-}
-
-/// The words of a text, separated by blanks of any kind.
-pub fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
-    text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty())
-}
-
-/// The lines of a text, empty ones left out.
-pub fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let mut rest = text;
-    std::iter::from_fn(move || {
-        // On a large host these files are tens of kilobytes.
-        while !rest.is_empty() {
-            let end = memchr::memchr(b'\n', rest).unwrap_or(rest.len());
-            let line = &rest[..end];
-            rest = rest.get(end + 1..).unwrap_or_default();
-            if !line.is_empty() {
-                return Some(line);
-            }
-        }
-        None
-    })
-}
-
-/// What gpurun uses of `/proc/PID/stat`. Times are in clock ticks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stat<'a> {
-    /// The name between the first `(` and the last `)`; any bytes.
-    pub comm: &'a [u8],
-    /// State letter; `Z` is a zombie.
-    pub state: u8,
-    /// Parent, as of now.
-    pub ppid: i32,
-    /// Page faults of all threads, minor and major.
-    pub faults: u64,
-    /// User and system time of the process, ended threads included.
-    pub own_ticks: u64,
-    /// User and system time of the children that it has waited for.
-    pub children_ticks: u64,
-    /// Number of threads.
-    pub threads: u64,
-    /// Start, in ticks since boot.
-    pub start_ticks: u64,
-}
-
-/// Parses `/proc/PID/stat`.
-pub fn stat(text: &[u8]) -> Option<Stat<'_>> {
-    let open = text.iter().position(|byte| *byte == b'(')?;
-    // The name may hold anything, `) ` included; none of the fields after it holds a bracket.
-    let close = text.iter().rposition(|byte| *byte == b')')?;
-    let comm = text.get(open + 1..close)?;
-    let mut fields = words(text.get(close + 1..)?);
-    let state = *fields.next()?.first()?;
-    let ppid = i32::try_from(signed(fields.next()?)?).ok()?;
-    // Fields 5-9: pgrp, session, tty, tpgid, flags.
-    let minor = number(fields.nth(5)?)?;
-    let major = number(fields.nth(1)?)?;
-    let user = number(fields.nth(1)?)?;
-    let system = number(fields.next()?)?;
-    // The children's times are signed in the kernel's format.
-    let children_user = u64::try_from(signed(fields.next()?)?).unwrap_or(0);
-    let children_system = u64::try_from(signed(fields.next()?)?).unwrap_or(0);
-    // Fields 18, 19: priority, nice.
-    let threads = u64::try_from(signed(fields.nth(2)?)?).ok()?;
-    let start_ticks = number(fields.nth(1)?)?;
-    Some(Stat {
-        comm,
-        state,
-        ppid,
-        faults: minor.saturating_add(major),
-        own_ticks: user.saturating_add(system),
-        children_ticks: children_user.saturating_add(children_system),
-        threads,
-        start_ticks,
-    })
-}
-
-/// Resident pages of `/proc/PID/statm`.
-pub fn statm_resident(text: &[u8]) -> Option<u64> {
-    number(words(text).nth(1)?)
-}
-
-/// Nanoseconds on a CPU and times it got one, of `/proc/PID/schedstat`. Between them stand the nanoseconds that the
-/// thread waited for a CPU.
-pub fn schedstat(text: &[u8]) -> Option<(u64, u64)> {
-    let mut words = words(text);
-    let ran = number(words.next()?)?;
-    Some((ran, number(words.nth(1)?)?))
-}
+use crate::sys::text::{labelled, lines, number, words};
 
 /// Storage bytes of `/proc/PID/io`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -133,15 +23,19 @@ pub fn io(text: &[u8]) -> Option<Io> {
     })
 }
 
-/// The first number of the line that begins with `label`.
-pub fn labelled(text: &[u8], label: &[u8]) -> Option<u64> {
-    let line = lines(text).find(|line| line.starts_with(label))?;
-    number(words(&line[label.len()..]).next()?)
+/// Memory of a process in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// `VmRSS`.
+    pub resident: u64,
+    /// `VmHWM`: the most that was resident since the program began; `None` on kernels that do not keep it.
+    pub peak: Option<u64>,
 }
 
-/// `VmHWM` of `/proc/PID/status`, in bytes; `None` for zombies and kernel threads.
-pub fn status_peak(text: &[u8]) -> Option<u64> {
-    labelled(text, b"VmHWM:")?.checked_mul(1024)
+/// Memory of `/proc/PID/status`; `None` for zombies and kernel threads.
+pub fn status_memory(text: &[u8]) -> Option<Memory> {
+    let kib = |label: &[u8]| labelled(text, label)?.checked_mul(1024);
+    Some(Memory { resident: kib(b"VmRSS:")?, peak: kib(b"VmHWM:") })
 }
 
 /// The innermost pid of `NSpid` in `/proc/PID/status` and the number of namespaces listed.
@@ -170,8 +64,6 @@ pub struct CpuTimes {
     pub busy: u64,
     /// CPUs that are online.
     pub cpus: u32,
-    /// Processes and threads made since boot, on the whole host.
-    pub forks: Option<u64>,
 }
 
 /// Parses the CPU lines of `/proc/stat`.
@@ -192,8 +84,7 @@ pub fn cpu_times(text: &[u8]) -> Option<CpuTimes> {
         return None;
     }
     let cpus = all.take_while(|line| line.starts_with(b"cpu")).count();
-    let forks = labelled(text, b"processes");
-    Some(CpuTimes { busy, cpus: u32::try_from(cpus).ok().filter(|n| *n > 0)?, forks })
+    Some(CpuTimes { busy, cpus: u32::try_from(cpus).ok().filter(|n| *n > 0)? })
 }
 
 /// What gpurun uses of `/proc/meminfo`, in bytes.
@@ -302,58 +193,11 @@ mod tests {
 
     use super::*;
 
-    fn stat_text(comm: &[u8]) -> Vec<u8> {
-        let mut text = b"42 (".to_vec();
-        text.extend_from_slice(comm);
-        text.extend_from_slice(
-            b") S 7 42 42 0 -1 4194304 100 200 3 4 50 60 70 80 20 0 9 0 123456 1000 250 18446744073709551615 1 1\n",
-        );
-        text
-    }
-
-    #[test]
-    fn stat_fields_are_where_proc_5_says() {
-        let text = stat_text(b"python");
-        let stat = stat(&text).unwrap();
-        assert_eq!(stat.comm, b"python");
-        assert_eq!((stat.state, stat.ppid, stat.threads, stat.start_ticks), (b'S', 7, 9, 123_456));
-        assert_eq!((stat.own_ticks, stat.children_ticks, stat.faults), (110, 150, 103));
-    }
-
-    #[test]
-    fn a_torn_stat_is_none() {
-        let text = stat_text(b"x");
-        for cut in 0..60 {
-            assert_eq!(stat(&text[..cut]), None, "cut at {cut}");
-        }
-        assert_eq!(stat(b") ("), None);
-    }
-
     proptest! {
         #[test]
-        fn any_name_leaves_the_fields_alone(comm in prop::collection::vec(any::<u8>(), 0..64)) {
-            let text = stat_text(&comm);
-            let parsed = stat(&text).unwrap();
-            prop_assert_eq!(parsed.comm, &comm[..]);
-            prop_assert_eq!((parsed.ppid, parsed.start_ticks), (7, 123_456));
-        }
-
-        #[test]
-        fn names_with_brackets_and_blanks(parts in prop::collection::vec(prop::sample::select(vec![") ", "(", ")", " ", ") S 1 ", "\n"]), 0..8)) {
-            let comm = parts.concat();
-            let text = stat_text(comm.as_bytes());
-            let parsed = stat(&text).unwrap();
-            prop_assert_eq!(parsed.comm, comm.as_bytes());
-            prop_assert_eq!(parsed.ppid, 7);
-        }
-
-        #[test]
         fn garbage_never_panics(text in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = stat(&text);
-            let _ = statm_resident(&text);
-            let _ = schedstat(&text);
             let _ = io(&text);
-            let _ = status_peak(&text);
+            let _ = status_memory(&text);
             let _ = status_namespaces(&text);
             let _ = rollup_pss(&text);
             let _ = cpu_times(&text);
@@ -368,11 +212,12 @@ mod tests {
     fn io_and_memory_texts() {
         let text = b"rchar: 5\nwchar: 6\nsyscr: 1\nsyscw: 2\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 100\n";
         assert_eq!(io(text), Some(Io { read: 4096, written: 8192, cancelled: 100 }));
-        assert_eq!(statm_resident(b"1000 250 30 1 0 100 0\n"), Some(250));
-        assert_eq!(schedstat(b"1318924 7 2\n"), Some((1_318_924, 2)));
-        assert_eq!(schedstat(b"1318924 7\n"), None);
-        assert_eq!(status_peak(b"Name:\tx\nVmHWM:\t   12 kB\nVmRSS:\t 4 kB\n"), Some(12 * 1024));
-        assert_eq!(status_peak(b"Name:\tzombie\n"), None);
+        assert_eq!(
+            status_memory(b"Name:\tx\nVmHWM:\t   12 kB\nVmRSS:\t 4 kB\n"),
+            Some(Memory { resident: 4 << 10, peak: Some(12 << 10) })
+        );
+        assert_eq!(status_memory(b"VmRSS:\t 4 kB\n"), Some(Memory { resident: 4 << 10, peak: None }));
+        assert_eq!(status_memory(b"Name:\tzombie\n"), None);
         assert_eq!(status_namespaces(b"NSpid:\t900\t12\t1\n"), Some((1, 3)));
         assert_eq!(
             rollup_pss(b"00-ff ---p 0 0 [rollup]\nRss: 9 kB\nPss: 3 kB\nPss_Dirty: 1 kB\n"),
@@ -385,10 +230,8 @@ mod tests {
     fn cpu_lines_leave_idle_iowait_and_guest_out() {
         let text =
             b"cpu  10 20 30 400 50 6 7 8 9 9\ncpu0 1 1 1 1 1 1 1 1 0 0\ncpu1 1 1 1 1 1 1 1 1 0 0\nintr 5\n";
-        assert_eq!(cpu_times(text), Some(CpuTimes { busy: 10 + 20 + 30 + 6 + 7 + 8, cpus: 2, forks: None }));
+        assert_eq!(cpu_times(text), Some(CpuTimes { busy: 10 + 20 + 30 + 6 + 7 + 8, cpus: 2 }));
         assert_eq!(cpu_times(b"cpu  1 2\n"), None);
-        let text = b"cpu  1 0 0 9\ncpu0 1\nintr 5 0 7\nctxt 9\nbtime 3\nprocesses 4711\nprocs_running 1\n";
-        assert_eq!(cpu_times(text).unwrap().forks, Some(4711));
     }
 
     #[test]

@@ -266,6 +266,8 @@ fn after_kill_9_recover_finishes_what_gpurun_wrote_and_the_job_lives_on() {
             && writers::read::rows(&path("m.parquet.journal"))
                 .is_ok_and(|log| log.filter(Result::is_ok).count() > 500)
     });
+    // Either process alone would finish the files or leave the job as it is; without both the journal is what is left.
+    support::kill_sidecar(gpurun.id());
     gpurun.kill().unwrap();
     gpurun.wait().unwrap();
     let pid = fs::read_to_string(path("pid")).unwrap();

@@ -1,0 +1,144 @@
+//! The subcommands: one short file each, from what was meant to the call to what is printed.
+
+use std::ffi::OsString;
+use std::io::{self, StdoutLock, Write as _};
+
+use crate::cli::args::{Command, ExportArgs};
+use crate::cli::exit::Exit;
+use crate::cli::logging::LayoutArg;
+use crate::cli::{self, EarlyExit, Invocation};
+use crate::selection::flow::{self, CUDA_ORDER_COMMAND};
+use crate::sys::notice::Notices;
+use crate::sys::stderr::NonBlockingStderr;
+use crate::writers::export::ExportRequest;
+use crate::writers::{Layout, WriterError};
+
+mod answer;
+mod catalogue;
+mod cuda_order;
+mod devices;
+mod export;
+mod mark;
+mod record;
+pub mod recover;
+mod report;
+mod run;
+mod select;
+mod status;
+
+/// Where answers go.
+type Standard<'a> = StdoutLock<'a>;
+
+/// The whole program: reads the command line, does what it says, gives the status.
+pub fn main(argv: Vec<OsString>) -> u8 {
+    flow::this_is_gpurun();
+    say_panics_without_waiting();
+    if argv.get(1).is_some_and(|word| word == CUDA_ORDER_COMMAND) {
+        return cuda_order::print(&mut io::stdout().lock(), &mut NonBlockingStderr::new()).code();
+    }
+    let parsed = cli::parse(argv);
+    for line in parsed.iter().flat_map(Invocation::warnings) {
+        Notices::new(false).say(&line);
+    }
+    let exit = match parsed {
+        Ok(Invocation::Job(args)) => return run::run(*args),
+        Ok(Invocation::Other(command)) => other(*command),
+        Err(EarlyExit::Print(text)) => page(Ok(text), &mut io::stdout().lock()),
+        Err(EarlyExit::Usage(line)) => {
+            Notices::new(false).error(&line);
+            Exit::Usage
+        }
+    };
+    exit.code()
+}
+
+/// A panic is told in one line. The standard hook would write to a stderr that nobody may be reading, and wait.
+fn say_panics_without_waiting() {
+    std::panic::set_hook(Box::new(|info| {
+        if !crate::writers::is_decoding() {
+            Notices::new(false).error(&format!("internal error: {info}"));
+        }
+    }));
+}
+
+/// Everything that is not a job.
+fn other(command: Command) -> Exit {
+    let mut out = io::stdout().lock();
+    // Few commands have anything to say beside their answer.
+    let notices = || Notices::new(false);
+    match command {
+        Command::Select(args) => select::run(&args, &mut out),
+        Command::Devices(args) => devices::run(&args, &mut out),
+        Command::Record(args) => {
+            drop(out);
+            record::run(&args, &Notices::new(args.common.quiet))
+        }
+        Command::Metrics(args) => printed(catalogue::run(&args, &mut out), &notices()),
+        Command::Completions(args) => {
+            let mut script = Vec::new();
+            clap_complete::generate(args.shell, &mut cli::help::command(false), "gpurun", &mut script);
+            printed(out.write_all(&script), &notices())
+        }
+        Command::Man(args) => page(cli::man::page(args.command.as_deref()), &mut out),
+        Command::Help(args) => page(cli::help::page(&args.command), &mut out),
+        Command::Recover(args) => {
+            match recover::recover(&args.paths, &mut out, &mut NonBlockingStderr::new()) {
+                Ok(outcome) if outcome.failed == 0 => Exit::Ok,
+                Ok(_) => Exit::Failed,
+                Err(error) => printed(Err(error), &notices()),
+            }
+        }
+        Command::Export(args) => export_logs(args, &mut out, &notices()),
+        Command::Report(args) => {
+            drop(out);
+            report::run(&args, &notices())
+        }
+        Command::Status(args) => status::run(&args, &mut out, &notices()),
+        Command::Tag(args) => mark::run(args.meaning(), &notices()),
+        Command::Step(args) => mark::run(Ok(args.meaning()), &notices()),
+        Command::Log(args) => mark::run(args.meaning(), &notices()),
+    }
+}
+
+/// Prints a page, or why there is none.
+fn page(page: Result<String, String>, out: &mut dyn io::Write) -> Exit {
+    let notices = Notices::new(false);
+    match page {
+        Ok(page) => printed(writeln!(out, "{}", page.trim_end()), &notices),
+        Err(line) => {
+            notices.error(&line);
+            Exit::Usage
+        }
+    }
+}
+
+/// `gpurun export`.
+fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> Exit {
+    let layout = match args.layout {
+        Some(LayoutArg::Wide) => Layout::Wide,
+        Some(LayoutArg::Long) | None => Layout::Long,
+    };
+    let request =
+        ExportRequest { inputs: args.paths, output: args.output, layout, overwrite: args.overwrite };
+    match export::export(&request, args.quiet, out, &mut NonBlockingStderr::new()) {
+        Ok(exported) if exported.damaged => Exit::Failed,
+        Ok(_) => Exit::Ok,
+        Err(WriterError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
+        Err(error) => {
+            notices.error(&error.to_string());
+            Exit::Failed
+        }
+    }
+}
+
+/// A reader that closed its end has what it wanted; anything else is a failure.
+fn printed(result: io::Result<()>, notices: &Notices) -> Exit {
+    match result {
+        Ok(()) => Exit::Ok,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
+        Err(error) => {
+            notices.error(&format!("cannot write to standard output: {error}"));
+            Exit::Failed
+        }
+    }
+}

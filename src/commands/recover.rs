@@ -1,0 +1,155 @@
+//! `gpurun recover`: finishes logs whose gpurun was killed. Says what it did, line by line.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::sys::escape::{printable, printable_path};
+use crate::writers::{self, WriterError};
+
+/// How a recovery went as a whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecoverOutcome {
+    /// Logs that were finished now.
+    pub finished: usize,
+    /// Logs that needed nothing.
+    pub whole: usize,
+    /// Logs that could not be finished, not whole, or not even found; each has its line on the error output.
+    pub failed: usize,
+}
+
+/// Finishes each path: a journal, a target, a CSV file, or everything below a directory.
+///
+/// `out` gets what was done, `err` what could not be done; neither a log nor a directory that cannot be read keeps the
+/// others from being finished. A journal that a running gpurun writes is refused when it was named, and left alone when
+/// it was found in a directory.
+pub fn recover(paths: &[PathBuf], out: &mut dyn Write, err: &mut dyn Write) -> io::Result<RecoverOutcome> {
+    let mut outcome = RecoverOutcome::default();
+    for path in paths {
+        if path.is_dir() {
+            let mut found = Found::default();
+            found.look_into(path);
+            found.logs.sort();
+            for (directory, error) in &found.failed {
+                outcome.failed += 1;
+                writeln!(err, "gpurun: cannot read {}: {error}", printable_path(directory))?;
+            }
+            if found.logs.is_empty() {
+                writeln!(out, "{}: nothing to recover", printable_path(path))?;
+            }
+            for log in found.logs {
+                recover_one(&log, false, &mut outcome, out, err)?;
+            }
+        } else {
+            recover_one(path, true, &mut outcome, out, err)?;
+        }
+    }
+    Ok(outcome)
+}
+
+/// Journals and CSV logs below a directory.
+#[derive(Default)]
+struct Found {
+    logs: Vec<PathBuf>,
+    failed: Vec<(PathBuf, io::Error)>,
+}
+
+impl Found {
+    /// Links are not followed: a loop of them has no end.
+    fn look_into(&mut self, directory: &Path) {
+        let entries = match fs::read_dir(directory) {
+            Ok(entries) => entries,
+            Err(error) => return self.failed.push((directory.to_owned(), error)),
+        };
+        for entry in entries {
+            let found = entry.and_then(|entry| Ok((entry.path(), entry.file_type()?)));
+            match found {
+                Ok((path, kind)) if kind.is_dir() => self.look_into(&path),
+                Ok((path, kind)) if kind.is_file() && is_log(&path) => self.logs.push(path),
+                Ok(_) => {}
+                Err(error) => self.failed.push((directory.to_owned(), error)),
+            }
+        }
+    }
+}
+
+fn is_log(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let journal = name.ends_with(".parquet.journal") && !name.starts_with('.');
+    journal || (name.ends_with(".csv") && writers::read::rows(path).is_ok())
+}
+
+/// What was done with a log.
+enum Done {
+    /// It was finished; the line says how.
+    Finished(String),
+    /// Nothing was needed.
+    Whole(String),
+    /// What could be read of it is in its file; the second line says what could not.
+    Damaged(String, String),
+}
+
+fn recover_one(
+    path: &Path,
+    named: bool,
+    outcome: &mut RecoverOutcome,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> io::Result<()> {
+    match finish(path) {
+        Ok(Done::Finished(what)) => {
+            outcome.finished += 1;
+            writeln!(out, "{}", printable(&what))
+        }
+        Ok(Done::Whole(what)) => {
+            outcome.whole += 1;
+            if named { writeln!(out, "{}", printable(&what)) } else { Ok(()) }
+        }
+        Ok(Done::Damaged(what, missing)) => {
+            outcome.failed += 1;
+            writeln!(out, "{}", printable(&what))?;
+            writeln!(err, "gpurun: {}", printable(&missing))
+        }
+        Err(WriterError::Busy(path)) if !named => {
+            writeln!(out, "{}: a running gpurun writes it; left alone", printable_path(&path))
+        }
+        Err(error) => {
+            outcome.failed += 1;
+            writeln!(err, "gpurun: {}", printable(&error.to_string()))
+        }
+    }
+}
+
+fn finish(path: &Path) -> Result<Done, WriterError> {
+    if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv")) {
+        return Ok(match writers::recover_csv(path)? {
+            0 => Done::Whole(format!("{}: whole already", path.display())),
+            n => Done::Finished(format!("{}: cut an incomplete last line of {n} bytes", path.display())),
+        });
+    }
+    let journal = match writers::target_of_journal(path) {
+        Some(_) => path.to_owned(),
+        None => writers::journal_path(path),
+    };
+    if !journal.exists() {
+        // Without a journal there must be a whole file, or the name is wrong.
+        let target = writers::target_of_journal(path).unwrap_or_else(|| path.to_owned());
+        writers::read::rows(&target)?;
+        return Ok(Done::Whole(format!("{}: whole already", target.display())));
+    }
+    let done = writers::recover(&journal)?;
+    let target = done.target.display();
+    let losses = done.losses().join("; ");
+    if done.is_damaged() {
+        let what = match done.was_done {
+            true => format!("{target}: has what could be read of its journal already"),
+            false => format!("{target}: {} rows recovered", done.rows),
+        };
+        return Ok(Done::Damaged(what, format!("{}: {losses}; the journal is kept", journal.display())));
+    }
+    Ok(Done::Finished(match (done.was_done, losses.as_str()) {
+        (true, _) => format!("{target}: was finished already; its journal is removed"),
+        (false, "") => format!("{target}: {} rows recovered", done.rows),
+        (false, losses) => format!("{target}: {} rows recovered; {losses}", done.rows),
+    }))
+}

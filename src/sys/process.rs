@@ -1,0 +1,78 @@
+//! This process: its name, its parent, its end.
+
+use std::io;
+
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, getppid, set_child_subreaper, set_parent_process_death_signal,
+    waitpid,
+};
+
+/// Ends the process with this status and runs nothing on the way out: exit handlers of a driver library may hang, or
+/// crash beside a call of the driver that hangs.
+pub fn exit_at_once(status: u8) -> ! {
+    // SAFETY: ends the process; everything that had to be written was written before.
+    unsafe { libc::_exit(i32::from(status)) }
+}
+
+/// Starts a copy of this process that runs `body` and ends with the status that it gives. Only where this process has a
+/// single thread: another one could hold a lock that the copy waits for.
+///
+/// # Errors
+/// No process.
+pub fn fork(body: impl FnOnce() -> u8) -> io::Result<i32> {
+    // SAFETY: by the caller's word there is one thread, so the copy is whole; it runs `body` and ends.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => exit_at_once(body()),
+        pid => Ok(pid),
+    }
+}
+
+/// Waits until the child `pid` has ended; how, or `None` where that cannot be known.
+pub fn wait_for_end(pid: i32) -> Option<WaitStatus> {
+    loop {
+        match waitpid(Pid::from_raw(pid), WaitOptions::empty()) {
+            Ok(ended) => return ended.map(|(_, status)| status),
+            Err(Errno::INTR) => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+/// Has the kernel kill this process when its parent dies.
+///
+/// # Errors
+/// The parent is dead already.
+pub fn die_with(parent: i32) -> Result<(), Errno> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    if parent_id() == parent { Ok(()) } else { Err(Errno::SRCH) }
+}
+
+/// Lets this process live on when its parent dies.
+pub fn outlive_parent() {
+    // Fails for no valid argument.
+    let _ = set_parent_process_death_signal(None);
+}
+
+/// Process id of the parent; 0 where it is outside this PID namespace.
+pub fn parent_id() -> i32 {
+    Pid::as_raw(getppid())
+}
+
+/// Process id of this process.
+pub fn id() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
+/// Has orphans among this process's descendants come back to it.
+pub fn adopt_orphans() {
+    // Fails only on kernels before 3.4.
+    let _ = set_child_subreaper(Some(rustix::process::getpid()));
+}
+
+/// Names the calling thread; of the main thread, `ps` and `/proc/PID/comm` show it as the process's name.
+pub fn name_thread(name: &std::ffi::CStr) {
+    // Fails for no valid argument.
+    let _ = rustix::thread::set_name(name);
+}

@@ -1,0 +1,3 @@
+//! Tests that span rooms.
+
+mod allocation;
