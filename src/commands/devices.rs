@@ -16,6 +16,7 @@ use crate::selection::explain::device_label;
 use crate::selection::flow::{Surroundings, holders};
 use crate::selection::holder::Holder;
 use crate::selection::lease::LeaseDirectory;
+use crate::sys::escape::printable;
 use crate::sys::stderr::NonBlockingStderr;
 use crate::sys::{format, users};
 
@@ -94,7 +95,10 @@ fn table(rows: &[(&DeviceSnapshot, Vec<Holder>)]) -> String {
         });
         let held = match holders.as_slice() {
             [] => "nobody".to_owned(),
-            holders => holders.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+            holders => {
+                let words: Vec<String> = holders.iter().map(ToString::to_string).collect();
+                printable(&words.join("; ")).into_owned()
+            }
         };
         cells.push([
             place,
@@ -102,7 +106,7 @@ fn table(rows: &[(&DeviceSnapshot, Vec<Holder>)]) -> String {
                 Ok(uuid) => uuid.to_string(),
                 Err(reason) => format!("({reason})"),
             },
-            shown(&device.name, Clone::clone),
+            shown(&device.name, |name| printable(name).into_owned()),
             shown(&device.memory, |m| format!("{} / {}", format::bytes(m.used), format::bytes(m.total))),
             shown(&device.gpu_utilization, |percent| format!("{percent} %")),
             processes,
