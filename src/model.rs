@@ -18,6 +18,5 @@ pub mod sample;
 pub mod selection;
 pub mod series;
 pub mod signal;
-pub mod text;
 pub mod time;
 pub mod window;

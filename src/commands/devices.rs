@@ -11,7 +11,8 @@ use crate::model::reading::Known;
 use crate::model::selection::Patience;
 use crate::selection::explain::device_label;
 use crate::selection::flow::{Surroundings, holders};
-use crate::selection::lease::{Holder, LeaseDirectory};
+use crate::selection::holder::Holder;
+use crate::selection::lease::LeaseDirectory;
 use crate::sys::notice::{Notices, Verbosity};
 use crate::sys::{terminal, users};
 
@@ -133,7 +134,7 @@ fn device_json(device: &DeviceSnapshot, holders: &[Holder]) -> Value {
         .iter()
         .map(|holder| {
             json!({
-                "pid": holder.pid, "job": holder.job, "uid": holder.uid, "user": holder.user,
+                "process": holder.process, "pid": Some(holder.pid).filter(|pid| *pid != 0), "job": holder.job, "uid": holder.uid, "user": holder.user,
                 "command": holder.command, "since": holder.since, "share": holder.share,
             })
         })

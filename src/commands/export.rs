@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::model::text::printable_path;
+use crate::sys::escape::printable_path;
 use crate::writers::WriterError;
 use crate::writers::export::{ExportRequest, Exported, export as convert};
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::model::text::{printable, printable_path};
+use crate::sys::escape::{printable, printable_path};
 use crate::writers::{self, WriterError};
 
 /// How a recovery went as a whole.

@@ -12,11 +12,12 @@ use crate::model::selection::{Candidates, Hold, NameFormat, Patience, Settings};
 use crate::selection::SelectionError;
 use crate::selection::choose::Choice;
 use crate::selection::explain;
+use crate::selection::holder::{Holder, command_note};
 use crate::selection::lease::{
-    DIRECTORY_VARIABLE, Holder, LEASES_VARIABLE, Lease, LeaseDirectory, Outer, command_note,
-    default_directory, fresh_token,
+    DIRECTORY_VARIABLE, LEASES_VARIABLE, Lease, LeaseDirectory, Outer, default_directory, fresh_token,
 };
 use crate::selection::visible;
+use crate::sys::escape::printable;
 use crate::sys::notice::Verbosity;
 use crate::sys::stderr::NonBlockingStderr;
 use crate::sys::terminal::{self, Kind};
@@ -156,7 +157,7 @@ impl<'a> Screen<'a> {
         let text = error.to_string();
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         for line in lines.iter_mut().skip(1) {
-            *line = terminal::cut(line, self.width());
+            *line = terminal::cut(&printable(line), self.width());
         }
         lines
     }
@@ -164,7 +165,7 @@ impl<'a> Screen<'a> {
     /// Writes the verdicts that `--explain` asks for.
     pub fn explain(&mut self, choice: &Choice, candidates: &[DeviceSnapshot]) {
         for line in verdicts(choice, candidates, self.verbosity) {
-            let _ = writeln!(self.out, "{}", terminal::cut(&line, self.width()));
+            let _ = writeln!(self.out, "{}", terminal::cut(&printable(&line), self.width()));
         }
     }
 
@@ -271,6 +272,7 @@ pub fn choose_for_job(
     let holder = Holder {
         pid,
         job: None,
+        process: None,
         uid,
         user: users::name_of(uid).unwrap_or_else(|| uid.to_string()),
         command: command_note(command),

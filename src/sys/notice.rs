@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::io::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::escape::printable;
 use super::stderr::NonBlockingStderr;
 use super::terminal::{self, Kind};
 
@@ -108,8 +109,8 @@ impl Inner {
     fn write<'a>(&mut self, kind: Kind, lines: impl Iterator<Item = &'a str>) {
         let mut text = terminal::prefix(kind, self.colored);
         for line in lines {
-            // Control characters of file names and driver texts stay harmless.
-            text.extend(line.chars().map(|c| if c.is_control() { ' ' } else { c }));
+            // Names of files and processes and texts of the driver do nothing to a terminal.
+            text.push_str(&printable(&line.replace('\n', " ")));
             text.push('\n');
         }
         // One write for all of it. A closed or full stderr costs the message, never the job.

@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt as _;
 
-use crate::model::text::is_unsafe;
 use crate::model::time::Wall;
+use crate::sys::escape::is_unsafe;
 
 use super::columns::{LongRow, rfc3339};
 

@@ -11,6 +11,7 @@ mod fake_driver;
 mod faults;
 mod files;
 mod gpu_truth;
+mod hardening;
 mod isolation;
 mod lease;
 mod logged;

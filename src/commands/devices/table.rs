@@ -4,7 +4,8 @@ use super::Row;
 use crate::model::device::{DeviceMemory, DeviceProcess, DeviceSnapshot};
 use crate::model::reading::Known;
 
-use crate::selection::lease::Holder;
+use crate::selection::holder::Holder;
+use crate::sys::escape::printable;
 use crate::sys::{format, process, users};
 
 const COLUMNS: usize = 7;
@@ -25,11 +26,11 @@ pub(super) fn text(rows: &[Row<'_>], verbose: bool, columns: Option<usize>) -> S
     for (place, row) in cells.iter().enumerate() {
         let line: Vec<String> =
             row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        text.push_str(line.join("  ").trim_end());
+        text.push_str(printable(&line.join("  ")).trim_end());
         text.push('\n');
         let device = place.checked_sub(1).filter(|_| verbose).and_then(|place| rows.get(place));
         for detail in device.iter().flat_map(|row| details(row)) {
-            text.push_str(&format!("     {detail}\n"));
+            text.push_str(&format!("     {}\n", printable(&detail)));
         }
     }
     text
@@ -124,7 +125,7 @@ fn holders_text(holders: &[Holder]) -> String {
     let Some(first) = holders.first() else { return "none".to_owned() };
     let user = if first.user.is_empty() { "another gpurun" } else { &first.user };
     let mut text = user.to_owned();
-    if let Some(pid) = first.living() {
+    if let Some(pid) = first.process {
         text.push_str(&format!(" {pid}"));
     }
     if let Some(since) = first.since_text(jiff::Timestamp::now()) {
@@ -157,6 +158,5 @@ fn process_text(process: &DeviceProcess) -> String {
     let command = i32::try_from(process.pid).ok().and_then(process::command_of);
     let command = command.map(|command| format!(": {command}")).unwrap_or_default();
     let kind = if process.compute { "" } else { ", graphics" };
-    let line = format!("pid {}{user}, {memory}{kind}{command}", process.pid);
-    line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    format!("pid {}{user}, {memory}{kind}{command}", process.pid)
 }

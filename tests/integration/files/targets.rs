@@ -307,3 +307,32 @@ fn nothing_that_was_put_in_the_way_is_followed_or_waited_for() {
         }
     }
 }
+
+#[test]
+fn a_name_does_nothing_to_a_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = "a\u{1b}[2J\n\u{202e}b";
+    let (csv, parquet) = (format!("{name}.csv"), format!("{name}.parquet"));
+    let shown = "a\\u{1b}[2J";
+    let harmless = |said: &str| {
+        let unsafe_ones = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
+        assert!(!said.contains(unsafe_ones) && said.contains(shown), "{said:?}");
+        assert!(said.lines().all(|line| !line.starts_with('\u{202e}')), "{said:?}");
+    };
+    for _ in 0..2 {
+        harmless(&run_job(dir.path(), &["--log", &csv, "--log", &parquet], "exit 7"));
+    }
+    for (command, file) in [("recover", &csv), ("recover", &parquet), ("report", &csv), ("report", &parquet)]
+    {
+        let output = std::process::Command::new(support::gpurun())
+            .args([command, file])
+            .current_dir(dir.path())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        harmless(&String::from_utf8_lossy(&output.stdout));
+    }
+    fs::write(dir.path().join("x\u{1b}[2J.parquet.journal"), [7; 100]).unwrap();
+    let output = recover(dir.path(), &["."]);
+    assert_eq!(String::from_utf8_lossy(&output.stderr).matches("x\\u{1b}[2J").count(), 1, "{output:?}");
+}
