@@ -123,7 +123,7 @@ fn without_answer(
     };
     sidecar.kill();
     if plan.choice.is_some() {
-        plan.notices.error(&format!("GPUs cannot be chosen: {why}"));
+        plan.notices.error(&format!("cannot choose GPUs: {why}"));
         return Err(status);
     }
     plan.notices.error(&format!("nothing is logged: {why}"));
@@ -198,6 +198,6 @@ pub(super) fn describe_exit(exit: Option<JobExit>) -> String {
     match exit {
         Some(JobExit::Signal { signal, .. }) => format!("was killed by {}", signal::name(signal)),
         Some(JobExit::Code(code)) => format!("exited with status {code}"),
-        None => "does not end".to_owned(),
+        None => "does not exit".to_owned(),
     }
 }

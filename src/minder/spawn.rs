@@ -76,7 +76,7 @@ pub(super) enum LaunchError {
         source: io::Error,
     },
     /// The command line or a variable cannot be passed on (125).
-    #[error("cannot start the job: {0} holds a zero byte")]
+    #[error("cannot start the job: {0} contains a zero byte")]
     Unpassable(&'static str),
 }
 
@@ -359,7 +359,7 @@ fn explain(errno: i32, candidate: u32, command: &JobCommand, candidates: &[CStri
     let reason = match errno {
         libc::EACCES if Path::new(&tried).is_dir() => "it is a directory".to_owned(),
         libc::EACCES => "permission denied (is it executable? try chmod +x)".to_owned(),
-        libc::ENOEXEC => "the kernel does not know this format".to_owned(),
+        libc::ENOEXEC => "its format is not executable here".to_owned(),
         other => io::Error::from_raw_os_error(other).to_string(),
     };
     LaunchError::CannotExecute { path: tried.to_string_lossy().into_owned(), reason }
@@ -397,7 +397,7 @@ fn interpreter_reason(file: &Path) -> String {
             let interpreter = line.split_ascii_whitespace().next().unwrap_or_default();
             format!("its interpreter `{}` does not exist", interpreter.escape_debug())
         }
-        None => "the program loader it asks for does not exist".to_owned(),
+        None => "its program loader does not exist".to_owned(),
     }
 }
 
