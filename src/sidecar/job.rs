@@ -25,10 +25,14 @@ use crate::model::time::Mono;
 use crate::sampling::{ReapedUsage, TreeRoot};
 use crate::selection::flow::Surroundings;
 use crate::summary::json::{LeftoverSummary, Summary};
+<<<<<<< HEAD
 use crate::summary::start;
 use crate::sys::notice::{Notices, Verbosity};
 use crate::sys::process::{command_of, id, parent_id};
-use crate::sys::stat::Stat;
+=======
+use crate::sys::notice::Notices;
+use crate::sys::process::{id, parent_id};
+>>>>>>> w-matrix
 use crate::sys::{clock, limits};
 use crate::writers::Opened;
 
@@ -168,23 +172,20 @@ fn outer_records(logging: &Logging) -> bool {
     !writes && outer().is_some_and(|path| control::Client::connect(path.as_ref()).is_ok())
 }
 
-/// Waits for the minder to have started the job. One that is killed in between leaves a process that has announced itself
-/// and runs the job.
+/// Waits for the minder to have started the job. Where it is killed in between, the job's own word counts.
 fn wait_for_start(link: &SidecarEnd) -> Result<Job, Closed> {
-    let mut starting: Option<Job> = None;
+    let mut starting = None;
     loop {
         match link.receive() {
-            Ok(Some(ToSidecar::Starting(job))) => starting = Some(job),
             Ok(Some(ToSidecar::Started(job))) => return Ok(job),
+            Ok(Some(ToSidecar::Starting(job))) => starting = Some(job),
+            Ok(Some(ToSidecar::NotStarted)) => starting = None,
             Ok(Some(_)) => {}
             Ok(None) => {
                 // An interrupted wait is looked at again.
                 let _ = poll(&mut [PollFd::from_borrowed_fd(link.as_fd(), PollFlags::IN)], None);
             }
-            Err(Closed) => {
-                let runs = |job: &Job| Stat::read(job.pid).is_some_and(|stat| !stat.has_ended());
-                return starting.filter(runs).ok_or(Closed);
-            }
+            Err(Closed) => return starting.ok_or(Closed),
         }
     }
 }
