@@ -104,7 +104,8 @@ impl MinderEnd {
             let length = match recvmsg(&self.fd, slices, &mut ancillary, flags) {
                 Ok(received) => received.bytes,
                 Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::INTR) => continue,
+                // Said once, before what was sent, where the other side has ended with messages unread.
+                Err(Errno::INTR | Errno::CONNRESET) => continue,
                 Err(_) => return Err(Closed),
             };
             if length == 0 {
@@ -180,7 +181,7 @@ impl SidecarEnd {
             let length = match rustix::net::recv(&self.fd, &mut buffer, RecvFlags::DONTWAIT) {
                 Ok((length, _)) => length,
                 Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::INTR) => continue,
+                Err(Errno::INTR | Errno::CONNRESET) => continue,
                 Err(_) => return Err(Closed),
             };
             if length == 0 {
@@ -243,6 +244,22 @@ mod tests {
             }
         }
         assert!(!minder.has_backlog());
+    }
+
+    #[test]
+    fn the_last_message_arrives_also_where_the_other_side_left_some_unread() {
+        let (mut minder, sidecar) = pair().unwrap();
+        minder.send(&ToSidecar::Ping(1));
+        sidecar.send(&ToMinder::Done);
+        drop(sidecar);
+        assert_eq!(minder.receive().unwrap().unwrap().0, ToMinder::Done);
+        assert_eq!(minder.receive().err(), Some(Closed));
+        let (mut minder, sidecar) = pair().unwrap();
+        sidecar.send(&ToMinder::Pong(1));
+        minder.send(&ToSidecar::Ended(None));
+        drop(minder);
+        assert_eq!(sidecar.receive(), Ok(Some(ToSidecar::Ended(None))));
+        assert_eq!(sidecar.receive(), Err(Closed));
     }
 
     #[test]

@@ -27,6 +27,7 @@ use crate::selection::flow::Surroundings;
 use crate::summary::json::{LeftoverSummary, Summary};
 use crate::sys::notice::Notices;
 use crate::sys::process::{id, parent_id};
+use crate::sys::signal_source::SignalSource;
 use crate::sys::{clock, limits};
 use crate::writers::Opened;
 
@@ -186,9 +187,9 @@ impl Beside<'_> {
         let Self { setup, job, notices, .. } = self;
         let Prepared { run, mut chosen, surroundings, opened, inbox, socket } = prepared;
         let watch = JobWatch::open(job.pid);
-        let talk = match Talk::begin(link, self.entered) {
-            Ok(talk) => talk,
-            Err(error) => return nothing_logged(notices, &format!("cannot watch signals: {error}")),
+        let talk = match SignalSource::block_all() {
+            Ok(signals) => Talk::begin(link, signals, self.entered),
+            Err(error) => return nothing_logged(&link, notices, &format!("cannot watch signals: {error}")),
         };
         limits::raise_descriptors();
         if let (Some(lease), Ok(pid)) = (&mut chosen.lease, u32::try_from(job.pid)) {
@@ -212,7 +213,9 @@ impl Beside<'_> {
         };
         let engine = match Engine::start(settings, inbox) {
             Ok(engine) => engine,
-            Err(error) => return nothing_logged(notices, &format!("cannot start a thread: {error}")),
+            Err(error) => {
+                return nothing_logged(talk.link(), notices, &format!("cannot start a thread: {error}"));
+            }
         };
         let exit = follow(&talk, &engine);
         if exit.is_err() {
@@ -225,13 +228,15 @@ impl Beside<'_> {
         let losses = socket.map(|socket| socket.stop(LAST_MARKS)).unwrap_or_default();
         let (end, left) = finish(engine, exit, &talk);
         say_end(end, &left, &losses, &setup.logging, notices);
-        talk.send(&ToMinder::Done);
+        talk.link().send(&ToMinder::Done);
         Exit::Ok.code()
     }
 }
 
-fn nothing_logged(notices: &Notices, why: &str) -> u8 {
+/// Says why there is no log; the minder then has nothing to add.
+fn nothing_logged(link: &SidecarEnd, notices: &Notices, why: &str) -> u8 {
     notices.error(&format!("nothing is logged: {why}"));
+    link.send(&ToMinder::Done);
     Exit::OwnFailure.code()
 }
 

@@ -68,20 +68,17 @@ pub struct Talk {
 }
 
 impl Talk {
-    /// Begins to report signals, those that came since `entered` included, and lives on should the minder be killed. Before any other thread is started.
-    ///
-    /// # Errors
-    /// No descriptor for the signals.
-    pub fn begin(link: SidecarEnd, entered: Mono) -> io::Result<Self> {
-        let signals = SignalSource::block_all()?;
+    /// Begins to report signals, those that came since `entered` included, and lives on should the minder be killed. Before any
+    /// other thread is started.
+    pub fn begin(link: SidecarEnd, signals: SignalSource, entered: Mono) -> Self {
         signals.catch_all();
         process::outlive_parent();
-        Ok(Self { link, signals, last_empty: Cell::new(entered) })
+        Self { link, signals, last_empty: Cell::new(entered) }
     }
 
-    /// Tells the minder something.
-    pub fn send(&self, message: &ToMinder) {
-        self.link.send(message);
+    /// The sidecar's end, to tell the minder something.
+    pub fn link(&self) -> &SidecarEnd {
+        &self.link
     }
 
     /// The next message, at the latest at `end`.
@@ -128,7 +125,7 @@ impl Talk {
             // its own threads.
             if info.ssi_code <= 0 && sender != process::id() {
                 let at = clock::monotonic();
-                self.send(&ToMinder::Witnessed(Witnessed { signal, sender, since, at }));
+                self.link.send(&ToMinder::Witnessed(Witnessed { signal, sender, since, at }));
             }
         }
         self.last_empty.set(clock::monotonic());

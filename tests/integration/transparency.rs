@@ -651,7 +651,7 @@ fn a_stopped_gpurun_does_not_stop_the_job() {
 }
 
 /// Processes that carry a mark in their environment.
-fn marked(mark: &str) -> Vec<i32> {
+pub(crate) fn marked(mark: &str) -> Vec<i32> {
     let entry = format!("TEST_MARK={mark}");
     std::fs::read_dir("/proc")
         .unwrap()
