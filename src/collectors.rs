@@ -3,6 +3,5 @@
 pub mod cgroup;
 pub mod cuda;
 pub mod host;
-mod loader;
 pub mod nvml;
 pub mod procfs;

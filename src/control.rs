@@ -1,11 +1,11 @@
-//! The job's socket: messages in, replies out. Never trusts a byte of it.
+//! The job's socket: messages in, replies out. No input is trusted.
 //!
 //! This room owns the private directory with its socket, the JSON-lines protocol (`schemas/control.md`),
 //! the bounds on what a client may cost, and the shape of the replies. It never aggregates: what a
-//! client says becomes [`ControlEvent`]s, and whoever owns the numbers answers through a [`ReplyHandle`].
+//! client says becomes [`ControlEvent`]s, and their receiver answers through a [`ReplyHandle`].
 //!
-//! Nothing a client does (a flood, a line without end, garbage, a stuck reader, death in the middle of
-//! a tag) costs more than its own marks, and nothing here ever makes a client wait.
+//! What a client does wrong (a flood, a line without end, invalid bytes, a reply that it does not read, its death
+//! inside a tag) costs at most its own marks, and a client never waits for anything here.
 
 mod answer;
 mod client;

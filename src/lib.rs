@@ -18,18 +18,20 @@
 compile_error!("gpurun runs on Linux only: it follows jobs through /proc and signalfd");
 
 pub(crate) mod cli;
-pub mod collectors;
+mod collectors;
 pub mod commands;
 pub mod control;
 pub mod link;
 pub mod minder;
 pub mod model;
 pub mod report;
-pub mod sampling;
+mod sampling;
 pub mod selection;
 pub mod sidecar;
 pub mod summary;
 pub mod sys;
+#[cfg(test)]
+mod tests;
 pub mod windowing;
 pub mod writers;
 

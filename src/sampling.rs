@@ -14,7 +14,7 @@ pub mod tree;
 pub use deadline::{Deadlines, Due};
 pub use registry::SeriesChange;
 pub use sampler::Sampler;
-pub use settings::{Notice, ProcessDetail, SamplerSettings, SamplingError, TreeRoot};
+pub use settings::{Notice, ProcessDetail, SamplerSettings, TreeRoot};
 pub use tree::ReapedUsage;
 
 /// Bytes of a MiB.

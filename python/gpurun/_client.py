@@ -30,8 +30,8 @@ MAX_NAME = 128
 #: Bytes that may wait in this process while gpurun does not read; for the ends of tags there is as much again.
 MAX_REST = 4 * 1024 * 1024
 
-#: Seconds that the end of the interpreter may wait for gpurun to read the last of them.
-LAST_TIMEOUT = 0.1
+#: Seconds that the end of the interpreter waits for a gpurun that reads nothing, and for one that reads slowly.
+LAST_PATIENCE, LAST_TIMEOUT = 0.5, 2.0
 
 #: Requests that may stay unanswered before new ones are given up at once.
 MAX_UNANSWERED = 4
@@ -254,17 +254,20 @@ class Client:
             logger.debug("a message was not sent: %s", error)
         return False
 
-    def _flush(self) -> None:
+    def _flush(self) -> int:
+        """Sends what the socket takes of what is kept; says how many bytes that was."""
         link = self._socket
         if link is None:
-            return
+            return 0
         if self._unreported and len(self._rest) < MAX_REST:
             self._rest += b'{"op":"dropped","dropped":%d}\n' % self._unreported
             self._unreported = 0
         try:
-            del self._rest[: link.send(self._rest, _NOSIGNAL)]
+            sent = link.send(self._rest, _NOSIGNAL)
         except BlockingIOError:
-            pass
+            return 0
+        del self._rest[:sent]
+        return sent
 
     def _keep(self, line: bytes, must: bool) -> bool:
         if len(self._rest) + len(line) <= (2 * MAX_REST if must else MAX_REST):
@@ -302,14 +305,14 @@ class Client:
                 return
 
     def _last(self) -> None:
-        """The interpreter ends: what is kept has one more chance."""
+        """The interpreter ends: what is kept has one more chance, as long as gpurun reads."""
         deadline = time.monotonic() + LAST_TIMEOUT
         try:
-            link = self._socket
-            while link is not None and self._rest and time.monotonic() < deadline:
-                wait_for(link, select.POLLOUT, LAST_TIMEOUT)
+            link, sent = self._socket, 1
+            while link is not None and self._rest and sent > 0 and time.monotonic() < deadline:
+                wait_for(link, select.POLLOUT, LAST_PATIENCE)
                 with self._sending:
-                    self._flush()
+                    sent = self._flush()
                 link = self._socket
         except Exception as error:  # noqa: BLE001
             logger.debug("the last messages were not sent: %s", error)
@@ -374,8 +377,8 @@ class Client:
         """A step begins: what is logged now is of this step."""
         self._current_step = self._last_step + 1 if step is None else step
 
-    def step(self, step: Optional[int], at: int, began: Optional[int]) -> None:
-        """Marks the end of a step at ``at``, in nanoseconds of ``CLOCK_MONOTONIC``."""
+    def step(self, step: Optional[int], at: int, began: Optional[int], count: int = 1) -> None:
+        """Marks the end of ``count`` steps, ``step`` the last, at ``at``, in nanoseconds of ``CLOCK_MONOTONIC``."""
         if self._state != _ACTIVE and not self.active:
             return
         try:
@@ -387,6 +390,8 @@ class Client:
         line = b'{"op":"step","step":%d,"t":%d' % (number, at)
         if began is not None:
             line += b',"began":%d' % began
+        if count > 1:
+            line += b',"steps":%d' % count
         if self._first_of_epoch:
             self._first_of_epoch = False
             line += b',"first":true'

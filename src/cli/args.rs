@@ -202,7 +202,7 @@ pub(crate) struct RecordArgs {
     /// Repeatable, or several separated by commas.
     #[arg(long, value_name = "PID", value_delimiter = ',')]
     pub(crate) pid: Vec<i32>,
-    /// Log every process that uses a GPU of this host [default]
+    /// Log every process that uses a GPU of this host (the default)
     #[arg(long, conflicts_with = "pid")]
     pub(crate) all: bool,
     /// Stop after D

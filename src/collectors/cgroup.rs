@@ -10,7 +10,9 @@ use crate::sys::text;
 /// One level of the hierarchy that has a memory limit.
 #[derive(Debug)]
 struct MemoryLevel {
-    limit: PathBuf,
+    limit_file: PathBuf,
+    /// As last read.
+    limit: Option<u64>,
     usage: KernelFile,
     stat: KernelFile,
     /// `inactive_file` in version 2, `total_inactive_file` in version 1.
@@ -31,7 +33,10 @@ pub struct MemoryBound {
 pub struct CgroupLimits {
     memory: Vec<MemoryLevel>,
     cpu: Vec<CpuLevel>,
+    /// As last read.
+    cpu_limit: Option<f64>,
     pressure: Option<PathBuf>,
+    calls: u32,
 }
 
 #[derive(Debug)]
@@ -43,10 +48,13 @@ enum CpuLevel {
 }
 
 impl CgroupLimits {
+    /// Limits can be changed under a running job: they are read again after so many calls of `refresh`.
+    const REFRESH_EVERY: u32 = 30;
+
     /// Finds the limited levels from `/proc/self/cgroup` and the mounted hierarchies.
     ///
     /// `proc_root` is normally `/proc`, `cgroup_root` `/sys/fs/cgroup`. A hierarchy that is not mounted
-    /// or not readable limits nothing that gpurun could tell.
+    /// or not readable is taken as unlimited.
     pub fn find(proc_root: &Path, cgroup_root: &Path) -> Self {
         let mut found = Self::default();
         let Ok(list) = fs::read_to_string(proc_root.join("self/cgroup")) else { return found };
@@ -79,6 +87,7 @@ impl CgroupLimits {
                 }
             }
         }
+        found.read_limits();
         found
     }
 
@@ -100,7 +109,7 @@ impl CgroupLimits {
         }
     }
 
-    /// Where the pressure on gpurun's own cgroup is told, in files `cpu.pressure`, `memory.pressure` and `io.pressure`:
+    /// Where the pressure on gpurun's own cgroup stands, in files `cpu.pressure`, `memory.pressure` and `io.pressure`:
     /// the innermost limited level of version 2. `None` outside a limited cgroup and on version 1, which has none.
     pub fn pressure_level(&self) -> Option<&Path> {
         self.pressure.as_deref()
@@ -130,45 +139,52 @@ impl CgroupLimits {
         else {
             return;
         };
-        self.memory.push(MemoryLevel { limit: level.join(limit), usage, stat, inactive_label });
+        self.memory.push(MemoryLevel {
+            limit_file: level.join(limit),
+            limit: None,
+            usage,
+            stat,
+            inactive_label,
+        });
+    }
+
+    /// Reads the limits again once in a while: it opens files.
+    pub fn refresh(&mut self) {
+        self.calls = self.calls.wrapping_add(1);
+        if self.calls.is_multiple_of(Self::REFRESH_EVERY) {
+            self.read_limits();
+        }
+    }
+
+    fn read_limits(&mut self) {
+        for level in &mut self.memory {
+            level.limit = read_number(&level.limit_file).filter(|bytes| is_limit(*bytes));
+        }
+        let cores = self.cpu.iter().filter_map(|level| match level {
+            CpuLevel::Max(path) => quota_of_max(&fs::read_to_string(path).ok()?),
+            CpuLevel::Quota(quota, period) => {
+                let (quota, period) = (read_number(quota)?, read_number(period)?);
+                (period > 0).then(|| quota as f64 / period as f64)
+            }
+        });
+        self.cpu_limit = cores.reduce(f64::min);
     }
 
     /// Cores that may be used; `None` where nothing limits them.
-    ///
-    /// Opens files: not for every sample.
     pub fn cpu_limit(&self) -> Option<f64> {
-        self.cpu
-            .iter()
-            .filter_map(|level| match level {
-                CpuLevel::Max(path) => quota_of_max(&fs::read_to_string(path).ok()?),
-                CpuLevel::Quota(quota, period) => {
-                    let (quota, period) = (read_number(quota)?, read_number(period)?);
-                    (period > 0).then(|| quota as f64 / period as f64)
-                }
-            })
-            .reduce(f64::min)
+        self.cpu_limit
     }
 
     /// The smallest memory limit in bytes; `None` where nothing limits it.
-    ///
-    /// Opens files: not for every sample.
     pub fn memory_limit(&self) -> Option<u64> {
-        self.memory.iter().filter_map(|level| read_number(&level.limit).filter(|n| is_limit(*n))).min()
-    }
-
-    /// The limit of each limited level, for [`memory_bound`](Self::memory_bound).
-    ///
-    /// Opens files: not for every sample.
-    pub fn refresh_limits(&self, limits: &mut Vec<Option<u64>>) {
-        limits.clear();
-        limits.extend(self.memory.iter().map(|level| read_number(&level.limit).filter(|n| is_limit(*n))));
+        self.memory.iter().filter_map(|level| level.limit).min()
     }
 
     /// The level that leaves least, with its working set; `None` where nothing limits the memory.
-    pub fn memory_bound(&self, limits: &[Option<u64>], buffer: &mut Buffer) -> Option<MemoryBound> {
+    pub fn memory_bound(&self, buffer: &mut Buffer) -> Option<MemoryBound> {
         let mut tightest: Option<MemoryBound> = None;
-        for (level, limit) in self.memory.iter().zip(limits) {
-            let Some(limit) = *limit else { continue };
+        for level in &self.memory {
+            let Some(limit) = level.limit else { continue };
             let usage = level.usage.read(buffer).ok().and_then(first_number);
             let inactive =
                 level.stat.read(buffer).ok().and_then(|stat| text::labelled(stat, level.inactive_label));
@@ -247,12 +263,10 @@ mod tests {
         write(cgroup.join("outer/leaf/memory.stat"), "inactive_file 0\n");
         write(cgroup.join("outer/leaf/cpu.max"), "150000 100000\n");
         let limits = CgroupLimits::find(&proc_root, &cgroup);
-        let mut levels = Vec::new();
-        limits.refresh_limits(&mut levels);
         assert_eq!(limits.cpu_limit(), Some(1.5));
         assert_eq!(limits.pressure_level(), Some(cgroup.join("outer").as_path()), "the leaf tells none");
         assert_eq!(limits.memory_limit(), Some(500_000));
-        let bound = limits.memory_bound(&levels, &mut Buffer::default());
+        let bound = limits.memory_bound(&mut Buffer::default());
         assert_eq!(bound, Some(MemoryBound { limit: 1_000_000, used: 800_000 }));
     }
 
@@ -268,11 +282,9 @@ mod tests {
         write(cgroup.join("cpu,cpuacct/cpu.cfs_quota_us"), "-1\n");
         write(cgroup.join("cpu,cpuacct/cpu.cfs_period_us"), "100000\n");
         let limits = CgroupLimits::find(&proc_root, &cgroup);
-        let mut levels = Vec::new();
-        limits.refresh_limits(&mut levels);
         assert_eq!(limits.cpu_limit(), None);
         assert_eq!(
-            limits.memory_bound(&levels, &mut Buffer::default()),
+            limits.memory_bound(&mut Buffer::default()),
             Some(MemoryBound { limit: 4_096_000, used: 2_000_000 })
         );
     }

@@ -1,10 +1,12 @@
 //! CUDA's own order of devices, asked from libcuda. Only ever run in a short-lived child: `cuInit` starts
 //! threads, takes its time and leaves state behind. Creates no context and no memory on a device.
 
-use std::ffi::{CStr, OsStr, c_int, c_uint};
+use std::ffi::{c_int, c_uint};
 use std::fmt::Write as _;
+use std::mem::ManuallyDrop;
 
-use super::loader::Library;
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
 use crate::model::id::GpuUuid;
 
 /// Why the order is not known.
@@ -36,15 +38,18 @@ type GetUuid = unsafe extern "C" fn(*mut [u8; 16], c_int) -> c_int;
 /// # Errors
 /// No libcuda, or it cannot initialise.
 pub fn device_order() -> Result<Vec<GpuUuid>, CudaError> {
-    let library = Library::open(OsStr::new("libcuda.so.1"), libc::RTLD_NOW).map_err(CudaError::NoLibrary)?;
-    let symbol = |name: &CStr, shown| library.address(name).map_err(|_| CudaError::NoSymbol(shown));
+    // SAFETY: loading libcuda runs its initialisers, as every CUDA program does.
+    let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) };
+    let library = library.map_err(|error| CudaError::NoLibrary(error.to_string()))?;
+    // It leaves threads behind, which must not lose their code: never unloaded.
+    let library = ManuallyDrop::new(library);
     // SAFETY: the driver API fixes these signatures for these names.
     let (init, count, get, uuid) = unsafe {
         (
-            symbol(c"cuInit", "cuInit")?.function::<Init>(),
-            symbol(c"cuDeviceGetCount", "cuDeviceGetCount")?.function::<GetCount>(),
-            symbol(c"cuDeviceGet", "cuDeviceGet")?.function::<Get>(),
-            symbol(c"cuDeviceGetUuid", "cuDeviceGetUuid")?.function::<GetUuid>(),
+            function::<Init>(&library, "cuInit")?,
+            function::<GetCount>(&library, "cuDeviceGetCount")?,
+            function::<Get>(&library, "cuDeviceGet")?,
+            function::<GetUuid>(&library, "cuDeviceGetUuid")?,
         )
     };
     // SAFETY: flags must be 0.
@@ -63,6 +68,14 @@ pub fn device_order() -> Result<Vec<GpuUuid>, CudaError> {
         order.push(format_uuid(&bytes));
     }
     Ok(order)
+}
+
+/// # Safety
+/// `F` must be the type of the function of this name, and the library must never be unloaded.
+unsafe fn function<F: Copy>(library: &Library, name: &'static str) -> Result<F, CudaError> {
+    // SAFETY: the caller's word.
+    let symbol = unsafe { library.get::<F>(name.as_bytes()) };
+    symbol.map(|symbol| *symbol).map_err(|_| CudaError::NoSymbol(name))
 }
 
 /// Turns a `CUresult` into an error.

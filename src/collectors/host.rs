@@ -14,9 +14,6 @@ const GIB: f64 = (1u64 << 30) as f64;
 const MIB: f64 = (1u64 << 20) as f64;
 const SECTOR: f64 = 512.0;
 
-/// Cgroup limits are read again after this many samples: they can be changed under a running job.
-const LIMITS_EVERY: u64 = 30;
-
 /// Running totals of named counters. An entry that appears or starts anew adds only what it counts
 /// from then on, and one that disappears takes nothing away, so the sum never falls.
 #[derive(Debug, Default)]
@@ -68,43 +65,42 @@ pub struct HostReader {
     diskstats: Option<KernelFile>,
     net_dev: Option<KernelFile>,
     pressure: [Option<KernelFile>; 3],
-    pressure_told: [Told; 3],
+    pressure_counters: [ClampedCounter; 3],
     cgroup: CgroupLimits,
-    memory_limits: Vec<Option<u64>>,
-    cpu_limit: Option<f64>,
-    memory_limit: Option<u64>,
-    passes: u64,
+    /// Limits that were there at the start have series.
+    has_cpu_limit: bool,
+    has_memory_limit: bool,
     ticks_per_second: f64,
     last_busy: Option<u64>,
     busy_percent_seconds: f64,
-    cpu_told: Told,
+    cpu_counter: ClampedCounter,
     disks: Totals,
     disk_names: Vec<Box<[u8]>>,
     networks: Totals,
     memory_total: Option<u64>,
 }
 
-/// A hair less than 100 %, so that no rounding shows more.
-const ALMOST_ALL: f64 = 99.999_999_9;
+/// Slightly less than 100 %, so that no rounding shows more.
+const FULL_RATE: f64 = 99.999_999_9;
 
-/// A share of time as a growing total of percent x seconds. The kernel adds to it in lumps, which over a short
-/// time can be more than 100 %: what is over is told with the next reads, so that nothing is lost.
+/// A share of time as a growing total of percent x seconds. The kernel adds to it in steps, which over a short
+/// time can be more than 100 %: the excess is passed on with the next reads, so that nothing is lost.
 #[derive(Clone, Copy, Debug, Default)]
-struct Told {
+struct ClampedCounter {
     /// The instant and the total of the last read.
     last: Option<(Mono, f64)>,
 }
 
-impl Told {
-    fn tell(&mut self, now: Mono, total: f64) -> f64 {
-        let told = match self.last {
+impl ClampedCounter {
+    fn clamp(&mut self, now: Mono, total: f64) -> f64 {
+        let clamped = match self.last {
             None => total,
             // A total that begins anew is for the windows to see.
-            Some((_, told)) if total < told => total,
-            Some((before, told)) => total.min(told + ALMOST_ALL * now.seconds_since(before)),
+            Some((_, last)) if total < last => total,
+            Some((before, last)) => total.min(last + FULL_RATE * now.seconds_since(before)),
         };
-        self.last = Some((now, told));
-        told
+        self.last = Some((now, clamped));
+        clamped
     }
 }
 
@@ -142,22 +138,19 @@ impl HostReader {
             // Not `net/dev`: `net` is a link to `self/net`, which another root need not have.
             net_dev: open("self/net/dev").or_else(|| open("net/dev")),
             pressure,
-            pressure_told: Default::default(),
-            cpu_limit: cgroup.cpu_limit(),
-            memory_limit: cgroup.memory_limit(),
+            pressure_counters: Default::default(),
+            has_cpu_limit: cgroup.cpu_limit().is_some(),
+            has_memory_limit: cgroup.memory_limit().is_some(),
             cgroup,
-            memory_limits: Vec::new(),
-            passes: 0,
             ticks_per_second,
             last_busy: None,
             busy_percent_seconds: 0.0,
-            cpu_told: Told::default(),
+            cpu_counter: ClampedCounter::default(),
             disks: Totals::default(),
             disk_names: Vec::new(),
             networks: Totals::default(),
             memory_total: None,
         };
-        reader.cgroup.refresh_limits(&mut reader.memory_limits);
         reader.memory_total = reader
             .meminfo
             .as_ref()
@@ -171,8 +164,8 @@ impl HostReader {
         match PRESSURES.iter().position(|(id, _)| *id == metric) {
             Some(place) => self.pressure[place].is_some(),
             None => match metric {
-                MetricId::HostCgroupCpuLimit => self.cpu_limit.is_some(),
-                MetricId::HostCgroupMemoryLimit => self.memory_limit.is_some(),
+                MetricId::HostCgroupCpuLimit => self.has_cpu_limit,
+                MetricId::HostCgroupMemoryLimit => self.has_memory_limit,
                 _ => true,
             },
         }
@@ -196,7 +189,7 @@ impl HostReader {
             give(M::HostCpuPercent, reading(self.cpu(now)));
         }
         let memory = [M::HostMemoryPercent, M::HostMemoryUsed, M::HostMemoryAvailable, M::HostSwapPercent];
-        if any(&memory) || any(&[M::ProcessMemoryPercent]) {
+        if any(&memory) {
             let values = self.memory();
             for (id, value) in memory.into_iter().zip(values) {
                 give(id, reading(value));
@@ -225,24 +218,20 @@ impl HostReader {
                 let total = self.pressure[place]
                     .as_ref()
                     .and_then(|file| parse::pressure_some(file.read(&mut self.buffer).ok()?));
-                let told = &mut self.pressure_told[place];
+                let counter = &mut self.pressure_counters[place];
                 // The kernel brings this total up to date only every 2 s.
-                give(*id, reading(total.map(|micros| told.tell(now, micros as f64 / 1e6 * 100.0))));
+                give(*id, reading(total.map(|micros| counter.clamp(now, micros as f64 / 1e6 * 100.0))));
             }
         }
-        self.passes += 1;
-        if self.passes.is_multiple_of(LIMITS_EVERY)
-            && (self.cpu_limit.is_some() || self.memory_limit.is_some())
-        {
-            self.cpu_limit = self.cgroup.cpu_limit();
-            self.memory_limit = self.cgroup.memory_limit();
-            self.cgroup.refresh_limits(&mut self.memory_limits);
-        }
+        self.cgroup.refresh();
         if wants(M::HostCgroupCpuLimit) {
-            give(M::HostCgroupCpuLimit, reading(self.cpu_limit));
+            give(M::HostCgroupCpuLimit, reading(self.cgroup.cpu_limit()));
         }
         if wants(M::HostCgroupMemoryLimit) {
-            give(M::HostCgroupMemoryLimit, reading(self.memory_limit.map(|bytes| bytes as f64 / GIB)));
+            give(
+                M::HostCgroupMemoryLimit,
+                reading(self.cgroup.memory_limit().map(|bytes| bytes as f64 / GIB)),
+            );
         }
     }
 
@@ -255,7 +244,7 @@ impl HostReader {
         self.last_busy = Some(times.busy);
         self.busy_percent_seconds += 100.0 * step as f64 / self.ticks_per_second / f64::from(times.cpus);
         // The kernel counts in ticks of 10 ms: over a short time that can be more than there was.
-        Some(self.cpu_told.tell(now, self.busy_percent_seconds))
+        Some(self.cpu_counter.clamp(now, self.busy_percent_seconds))
     }
 
     /// Percent, used GiB, available GiB, swap percent.
@@ -271,7 +260,7 @@ impl HostReader {
         let Some(available) = info.available else { return [None, None, None, swap] };
         let (mut total, mut used) = (info.total, info.total.saturating_sub(available));
         let mut left = available;
-        if let Some(bound) = self.cgroup.memory_bound(&self.memory_limits, &mut self.buffer)
+        if let Some(bound) = self.cgroup.memory_bound(&mut self.buffer)
             && bound.limit < info.total
         {
             (total, used) = (bound.limit, bound.used);
@@ -377,7 +366,7 @@ mod tests {
         write(root, "stat", "cpu  150 0 50 950 0 0 0 0 0 0\ncpu0 1\ncpu1 1\nintr 0\n");
         write(root, "diskstats", " 8 0 sda 0 0 4096 0 0 0 4096 0\n 8 1 sda1 0 0 99999 0 0 0 9999 0\n");
         write(root, "net/dev", &net(3 << 20, None));
-        // Half of the second of work would be 200 % of a quarter of a second: it is told as time passes.
+        // Half of the second of work would be 200 % of a quarter of a second: it is passed on as time passes.
         assert_eq!(
             read_at(&mut reader, 0.25)[&MetricId::HostCpuPercent],
             Reading::Value(99.999_999_9 * 0.25)
@@ -474,7 +463,7 @@ mod tests {
         assert_eq!(
             pressures(&mut limited),
             [(true, Reading::Value(200.0)), (false, Reading::Missing)],
-            "and the host's does not stand in for what the cgroup does not tell"
+            "and the host's does not stand in for what the cgroup does not have"
         );
     }
 

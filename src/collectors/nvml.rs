@@ -1,33 +1,30 @@
 //! The NVIDIA driver through NVML: opens the library, names the devices, reads one value a call.
 //!
 //! Every symbol is optional, every answer keeps its error class, and one bad GPU never spoils another. Device
-//! handles are raw and cached; whoever holds one re-acquires it after the GPU was lost or the driver reloaded.
+//! handles are raw and cached; the holder acquires it again after the GPU was lost or the driver reloaded.
 //! This room never keeps time, never averages, and never decides how often something is read.
 
 mod calls;
 mod error;
 mod fields;
-mod functions;
 mod probe;
 mod processes;
 mod unified;
 
 use std::ffi::{CString, OsStr, OsString};
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use nvml_wrapper::error::NvmlError as WrapperError;
 use nvml_wrapper_sys::bindings as sys;
 
-use super::loader::Library;
-use calls::function;
-use functions::Functions;
-
-pub use calls::{Handle, MemoryInfo, Utilization};
+pub use calls::{Handle, MemoryInfo};
 pub use error::{CallResult, Fault, NvmlError};
 pub use fields::{Field, FieldNumber, FieldRequest};
 pub use processes::{ProcessBuffer, ProcessEntry, UtilizationSample};
-pub use unified::{HostMemory, HostMemorySource};
+use unified::HostMemorySource;
 
 /// Where the library is looked for when no path is given, in this order. The last one is WSL's.
 pub const LIBRARY_NAMES: [&str; 3] =
@@ -38,8 +35,7 @@ pub const LIBRARY_NAMES: [&str; 3] =
 /// Dropping it calls `nvmlShutdown`; the library itself stays mapped, because driver libraries leave threads and
 /// exit handlers behind that must not lose their code. Drop it only where no call can be in flight.
 pub struct Nvml {
-    loaded: Library,
-    functions: Functions,
+    functions: ManuallyDrop<sys::NvmlLib>,
     library: String,
     driver: Option<String>,
     lists: processes::ListFunctions,
@@ -73,18 +69,19 @@ pub(crate) struct Leaf {
     pub(crate) slice: Option<(u32, Handle)>,
 }
 
-/// What the driver lists.
-#[derive(Debug, Default)]
-pub(crate) struct Inventory {
-    /// Physical GPUs and slices, or the reason why an index does not answer.
-    pub(crate) leaves: Vec<Result<Leaf, (u32, Fault)>>,
-    /// GPUs in MIG mode that have no slice.
-    pub(crate) without_slices: Vec<u32>,
-}
+/// A physical GPU or slice, or why the GPU of an index does not answer.
+pub(crate) type Listed = Result<Leaf, (u32, Fault)>;
 
 /// Loads the library that [`Nvml::open`] would open, and does nothing with it.
 pub fn load_only(library: Option<&Path>) {
-    let _ = names(library).iter().any(|name| Library::open(name, libc::RTLD_LAZY).is_ok());
+    let _ = names(library).iter().any(|name| load(name).is_ok());
+}
+
+/// Loads a library for good: driver libraries leave threads and exit handlers behind that must not lose their code.
+fn load(name: &OsStr) -> Result<ManuallyDrop<Library>, libloading::Error> {
+    // SAFETY: loading the driver library runs its initialisers, as every program that uses the driver does. Its
+    // functions are resolved when they are first called: it is large, and few of them are.
+    unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL) }.map(ManuallyDrop::new)
 }
 
 /// The library to open: `library` alone if given, else [`LIBRARY_NAMES`] in order.
@@ -101,10 +98,19 @@ impl Nvml {
     /// # Errors
     /// Where no library can be loaded, or the driver does not answer to it. The text is one line that says what to do.
     pub fn open(library: Option<&Path>) -> Result<Self, NvmlError> {
+        Self::open_on(Path::new("/proc"), Path::new("/sys/fs/cgroup"), library)
+    }
+
+    /// As [`Nvml::open`], with the owners of processes and the host's memory taken from these file systems.
+    pub(crate) fn open_on(
+        proc_root: &Path,
+        cgroup_root: &Path,
+        library: Option<&Path>,
+    ) -> Result<Self, NvmlError> {
         let names = names(library);
         let mut first: Option<NvmlError> = None;
         for name in &names {
-            match Self::open_one(name) {
+            match Self::open_one(proc_root, cgroup_root, name) {
                 Ok(nvml) => return Ok(nvml),
                 // A library that loads and fails says more than one that is not there.
                 Err(error) => match &first {
@@ -122,28 +128,29 @@ impl Nvml {
         })
     }
 
-    fn open_one(name: &OsStr) -> Result<Self, NvmlError> {
+    fn open_one(proc_root: &Path, cgroup_root: &Path, name: &OsStr) -> Result<Self, NvmlError> {
         let shown = name.to_string_lossy().into_owned();
-        // Lazy binding: the driver library is large, and few of its functions are called.
-        let loaded = Library::open(name, libc::RTLD_LAZY).map_err(|words| load_error(&shown, words))?;
-        let functions = Functions::new();
-        // SAFETY: the table and the bindings have the same function under the same name, and there is one library.
-        let Some(init) = (unsafe { functions.nvmlInit_v2.get_as(loaded, |declared| &declared.nvmlInit_v2) })
-        else {
-            let detail = loaded.address(c"nvmlInit_v2").err().unwrap_or_default();
-            return Err(NvmlError::BadLibrary { library: shown, detail });
+        let loaded = load(name).map_err(|error| load_error(&shown, error.to_string()))?;
+        // SAFETY: the bindings have the signatures of nvml.h.
+        let functions = unsafe { sys::NvmlLib::from_library(ManuallyDrop::into_inner(loaded)) };
+        let functions = ManuallyDrop::new(functions.map_err(|error| load_error(&shown, error.to_string()))?);
+        let init = match &functions.nvmlInit_v2 {
+            Ok(init) => init,
+            Err(error) => {
+                return Err(NvmlError::BadLibrary { library: shown, detail: error.to_string() });
+            }
         };
         // SAFETY: takes nothing and may be called at any time.
         let code = unsafe { init() };
         error::check(code).map_err(|_| init_error(&shown, code))?;
         let mut nvml = Self {
-            loaded,
+            // SAFETY: the library of the bindings is the driver library.
+            lists: unsafe { processes::ListFunctions::find(&functions.__library) },
             functions,
             library: shown,
             driver: None,
-            lists: processes::ListFunctions::new(),
-            proc_root: PathBuf::from("/proc"),
-            host_memory: HostMemorySource::default(),
+            proc_root: proc_root.to_owned(),
+            host_memory: HostMemorySource::new(proc_root, cgroup_root),
             memory_v1: AtomicBool::new(false),
             temperature_v1: AtomicBool::new(false),
             list_versions: [AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0)],
@@ -152,36 +159,9 @@ impl Nvml {
         Ok(nvml)
     }
 
-    /// Looks for the owners of processes under this root instead of `/proc`.
-    #[must_use]
-    pub fn with_proc_root(mut self, root: &Path) -> Self {
-        root.clone_into(&mut self.proc_root);
-        self
-    }
-
-    /// Takes the budget of GPUs that share the host's memory from this source instead of the system's own files.
-    #[must_use]
-    pub fn with_host_memory(mut self, source: HostMemorySource) -> Self {
-        self.host_memory = source;
-        self
-    }
-
     /// The version of the driver as it was at the opening, such as `550.54.15`.
     pub fn driver_version(&self) -> Option<&str> {
         self.driver.as_deref()
-    }
-
-    /// The name or path under which the library was found.
-    pub fn library_name(&self) -> &str {
-        &self.library
-    }
-
-    /// GPUs in MIG mode that have no slice: they offer no device, and a user should hear why.
-    ///
-    /// # Errors
-    /// Where the driver does not even count its GPUs.
-    pub fn gpus_without_slices(&self) -> Result<Vec<u32>, NvmlError> {
-        Ok(self.inventory()?.without_slices)
     }
 
     /// Ends and begins the session with the driver, as after a reload. Every handle of before is void.
@@ -189,11 +169,11 @@ impl Nvml {
     /// # Errors
     /// Where the driver is not back yet.
     pub fn reinitialise(&self) -> CallResult<()> {
-        if let Some(shutdown) = function!(self, nvmlShutdown) {
+        if let Ok(shutdown) = &self.functions.nvmlShutdown {
             // SAFETY: takes nothing; on a library that is not initialised it only says so.
             unsafe { shutdown() };
         }
-        let init = function!(self, nvmlInit_v2).ok_or(Fault::Missing("nvmlInit_v2"))?;
+        let init = self.functions.nvmlInit_v2.as_ref().map_err(|_| Fault::Missing("nvmlInit_v2"))?;
         // SAFETY: takes nothing and may be called at any time.
         error::check(unsafe { init() })
     }
@@ -208,20 +188,21 @@ impl Nvml {
         self.handle_by_uuid(&text)
     }
 
-    /// Every GPU and slice. A hole among a GPU's slices does not end the search.
-    pub(crate) fn inventory(&self) -> Result<Inventory, NvmlError> {
+    /// Every GPU and slice, or the reason why an index does not answer. A hole among a GPU's slices does not end the
+    /// search; a GPU in MIG mode without slices has no device to offer.
+    pub(crate) fn inventory(&self) -> Result<Vec<Listed>, NvmlError> {
         let count = self.device_count().map_err(|fault| NvmlError::call("nvmlDeviceGetCount", &fault))?;
-        let mut inventory = Inventory::default();
+        let mut inventory = Vec::new();
         for index in 0..count {
             let parent = match self.handle_by_index(index) {
                 Ok(parent) => parent,
                 Err(fault) => {
-                    inventory.leaves.push(Err((index, fault)));
+                    inventory.push(Err((index, fault)));
                     continue;
                 }
             };
             if !self.mig_enabled(parent) {
-                inventory.leaves.push(Ok(Leaf { index, parent, slice: None }));
+                inventory.push(Ok(Leaf { index, parent, slice: None }));
                 continue;
             }
             let mut slices = 0_u32;
@@ -230,16 +211,14 @@ impl Nvml {
                 match self.mig_handle(parent, place) {
                     Ok(slice) => {
                         slices += 1;
-                        inventory.leaves.push(Ok(Leaf { index, parent, slice: Some((place, slice)) }));
+                        inventory.push(Ok(Leaf { index, parent, slice: Some((place, slice)) }));
                     }
                     Err(fault) if fault.is_absence() => {}
                     Err(fault) => trouble = Some(fault),
                 }
             }
-            match trouble {
-                Some(fault) if slices == 0 => inventory.leaves.push(Err((index, fault))),
-                None if slices == 0 => inventory.without_slices.push(index),
-                _ => {}
+            if let Some(fault) = trouble.filter(|_| slices == 0) {
+                inventory.push(Err((index, fault)));
             }
         }
         Ok(inventory)
@@ -248,19 +227,19 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        if let Some(shutdown) = function!(self, nvmlShutdown) {
+        if let Ok(shutdown) = &self.functions.nvmlShutdown {
             // SAFETY: takes nothing. The owner of the only `Nvml` is dropping it, so no call is in flight.
             unsafe { shutdown() };
         }
     }
 }
 
-fn load_error(library: &str, words: String) -> NvmlError {
+fn load_error(library: &str, message: String) -> NvmlError {
     let library = library.to_owned();
-    if words.contains("No such file") {
+    if message.contains("No such file") {
         NvmlError::NoLibrary { tried: library }
     } else {
-        NvmlError::BadLibrary { library, detail: words }
+        NvmlError::BadLibrary { library, detail: message }
     }
 }
 

@@ -12,12 +12,13 @@ use crate::cli::exit::Exit;
 use crate::model::device::{ComputeMode, DeviceSnapshot, ProbeRequest};
 use crate::model::reading::Known;
 use crate::model::selection::Patience;
-use crate::selection::explain::{bytes_text, device_label};
+use crate::selection::explain::device_label;
 use crate::selection::flow::{Surroundings, holders};
 use crate::selection::holder::Holder;
 use crate::selection::lease::LeaseDirectory;
+use crate::sys::escape::printable;
 use crate::sys::stderr::NonBlockingStderr;
-use crate::sys::users;
+use crate::sys::{format, users};
 
 /// Lists the devices as a table, or as JSON for programs.
 pub(super) fn run(args: &DevicesArgs, out: &mut Standard<'_>) -> Exit {
@@ -94,7 +95,10 @@ fn table(rows: &[(&DeviceSnapshot, Vec<Holder>)]) -> String {
         });
         let held = match holders.as_slice() {
             [] => "nobody".to_owned(),
-            holders => holders.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+            holders => {
+                let words: Vec<String> = holders.iter().map(ToString::to_string).collect();
+                printable(&words.join("; ")).into_owned()
+            }
         };
         cells.push([
             place,
@@ -102,8 +106,8 @@ fn table(rows: &[(&DeviceSnapshot, Vec<Holder>)]) -> String {
                 Ok(uuid) => uuid.to_string(),
                 Err(reason) => format!("({reason})"),
             },
-            shown(&device.name, Clone::clone),
-            shown(&device.memory, |m| format!("{} / {}", bytes_text(m.used), bytes_text(m.total))),
+            shown(&device.name, |name| printable(name).into_owned()),
+            shown(&device.memory, |m| format!("{} / {}", format::bytes(m.used), format::bytes(m.total))),
             shown(&device.gpu_utilization, |percent| format!("{percent} %")),
             processes,
             held,

@@ -1,4 +1,4 @@
-//! `gpurun tag`, `step` and `log`: passes one mark of a script on to the gpurun around it.
+//! `gpurun tag`, `step` and `log`: sends one mark of a script to the gpurun around it.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use crate::sys::notice::Notices;
 /// The stack that all commands of one rank share; it lives as long as the run, not as one command.
 const STACK: &str = "shell";
 
-/// How long a script waits for gpurun to have taken its mark.
+/// How long a script waits for gpurun's reply.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Sends the mark. Outside gpurun, and when gpurun is gone, this is a silent success: a script must
-/// not fail for want of its observer. What gpurun refuses is said, with success all the same.
+/// Sends the mark. Outside gpurun, and when gpurun is gone, it succeeds silently: a script must not fail because
+/// nothing records it. A mark that gpurun refuses is reported, and is a success as well.
 pub(super) fn run(request: Result<MarkRequest, String>, notices: &Notices) -> Exit {
     let now = Client::now();
     let request = match request {

@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 use crate::cli::args::StatusArgs;
 use crate::cli::exit::Exit;
 use crate::control::{self, Client, ClientError};
+use crate::sys::escape::printable;
+use crate::sys::format;
 use crate::sys::notice::Notices;
 
 /// How long one gpurun may take to answer.
@@ -75,10 +77,11 @@ fn print_text(answers: &[(i32, Value)], out: &mut impl Write) -> io::Result<()> 
             .as_array()
             .map(|a| a.iter().filter_map(Value::as_str).collect())
             .unwrap_or_default();
-        let job = if argv.is_empty() { "recording".to_owned() } else { printable(&argv.join(" ")) };
+        let job =
+            if argv.is_empty() { "recording".to_owned() } else { printable(&argv.join(" ")).into_owned() };
         let run = printable(answer["run"].as_str().unwrap_or("?"));
         let age = match (answer["time"].as_f64(), answer["start"].as_f64()) {
-            (Some(time), Some(start)) => duration((time - start).max(0.0)),
+            (Some(time), Some(start)) => format::elapsed((time - start) as u64),
             _ => "?".to_owned(),
         };
         writeln!(out, "gpurun {pid}  {run}  running {age}")?;
@@ -133,21 +136,6 @@ fn cell(metric: &Value) -> String {
         (Some(mean), _, _) => format!("{mean:.1}"),
         _ => "-".to_owned(),
     }
-}
-
-fn duration(seconds: f64) -> String {
-    // Far below the limits of u64 for any run.
-    let whole = seconds as u64;
-    match (whole / 3600, whole / 60 % 60, whole % 60) {
-        (0, 0, s) => format!("{s} s"),
-        (0, m, s) => format!("{m} min {s} s"),
-        (h, m, _) => format!("{h} h {m} min"),
-    }
-}
-
-/// Another process's words on our terminal: no control characters.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 #[cfg(test)]

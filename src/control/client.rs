@@ -1,5 +1,6 @@
-//! The other end: what `gpurun tag`, `step`, `log` and `status` say to a running gpurun.
+//! The client's side of the socket, for `gpurun tag`, `step`, `log` and `status`.
 
+use crate::sys::{clock, users};
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -22,10 +23,10 @@ pub enum ClientError {
     /// The reply did not come in time.
     #[error("gpurun did not answer in time")]
     TimedOut,
-    /// The reply is none of ours.
-    #[error("gpurun answered with something else than the protocol's JSON")]
+    /// The reply is not one of the protocol.
+    #[error("the reply of gpurun is not JSON of the control protocol")]
     Garbled,
-    /// gpurun's own words.
+    /// gpurun refused; in its words.
     #[error("{0}")]
     Refused(String),
 }
@@ -47,7 +48,7 @@ impl Client {
         let stream = UnixStream::connect(path).map_err(ClientError::Unreachable)?;
         let peer = os::peer_of(&stream).map_err(ClientError::Unreachable)?;
         // Root may look at anybody's run; anybody else only at a socket of their own or of root.
-        if peer.uid != os::effective_uid() && peer.uid != 0 && os::effective_uid() != 0 {
+        if peer.uid != users::effective_uid() && peer.uid != 0 && users::effective_uid() != 0 {
             return Err(ClientError::Unreachable(io::Error::other("it belongs to another user")));
         }
         Ok(Self { stream, buffer: Vec::new(), next_id: 0 })
@@ -55,7 +56,7 @@ impl Client {
 
     /// `CLOCK_MONOTONIC` now, in nanoseconds: the `t` of messages.
     pub fn now() -> u64 {
-        os::monotonic_now().0
+        clock::monotonic().0
     }
 
     /// Sends one message with a fresh id and waits for its reply's `result`.

@@ -5,6 +5,7 @@
 //! 0600. Not in `$XDG_RUNTIME_DIR`: that is removed when the user's last session ends, which a job under `nohup`
 //! outlives. It serves only where `/tmp` cannot be written.
 
+use crate::sys::users;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -13,7 +14,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::ControlError;
-use super::os;
 
 const SOCKET_NAME: &str = "control.sock";
 
@@ -123,7 +123,7 @@ pub struct FoundSocket {
 
 /// Where our directories may be, best first.
 fn bases() -> Vec<PathBuf> {
-    let uid = os::effective_uid();
+    let uid = users::effective_uid();
     let mut bases = vec![PathBuf::from(format!("/tmp/gpurun-{uid}"))];
     bases.extend((1..SPARE_BASES).map(|n| PathBuf::from(format!("/tmp/gpurun-{uid}.{n}"))));
     if let Some(runtime) = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)
@@ -147,7 +147,7 @@ fn ensure_private(dir: &Path) -> io::Result<()> {
     if !meta.is_dir() {
         return Err(io::Error::other("it exists and is not a directory"));
     }
-    if meta.uid() != os::effective_uid() {
+    if meta.uid() != users::effective_uid() {
         return Err(io::Error::other("it belongs to another user"));
     }
     if meta.mode() & 0o077 != 0 {
@@ -171,7 +171,7 @@ fn make_own(base: &Path, pid: u32) -> io::Result<PathBuf> {
 
 fn sockets_in(base: &Path) -> Vec<FoundSocket> {
     let private = fs::symlink_metadata(base)
-        .is_ok_and(|meta| meta.is_dir() && meta.uid() == os::effective_uid() && meta.mode() & 0o077 == 0);
+        .is_ok_and(|meta| meta.is_dir() && meta.uid() == users::effective_uid() && meta.mode() & 0o077 == 0);
     if !private {
         return Vec::new();
     }

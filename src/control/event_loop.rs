@@ -20,9 +20,10 @@ use super::os;
 use super::server::{ControlEvent, Settings, Shared};
 use super::stacks::Stacks;
 use crate::model::loss::Loss;
+use crate::sys::{clock, users};
 
-/// How long a stopping server tries to hand its last events to a sink without room.
-const LAST_TRY: Duration = Duration::from_millis(500);
+/// How long a stopping server waits for a sink that takes no event.
+const LAST_PATIENCE: Duration = Duration::from_millis(500);
 
 /// How long to leave the listener alone after `accept` failed for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -56,7 +57,8 @@ pub(super) struct EventLoop<S> {
     waiting: VecDeque<ControlEvent>,
     chunk: Vec<u8>,
     accept_again: Option<Instant>,
-    check_again: Instant,
+    /// When to look whether the socket is there; `None` once it cannot be made again.
+    check_again: Option<Instant>,
 }
 
 impl<S> EventLoop<S>
@@ -70,8 +72,8 @@ where
         shared: Arc<Shared>,
         sink: S,
     ) -> Self {
-        let stacks = Stacks::new(&settings.limits, settings.first_stack, os::monotonic_now());
-        let check_again = Instant::now() + settings.check_every;
+        let stacks = Stacks::new(&settings.limits, settings.first_stack, clock::monotonic());
+        let check_again = Some(Instant::now() + settings.check_every);
         Self {
             settings,
             directory,
@@ -124,11 +126,12 @@ where
 
     /// Waits, and says which connections can be read and which can be written.
     fn wait(&mut self) -> io::Result<(Vec<u64>, Vec<u64>)> {
-        let now = os::monotonic_now();
-        let mut timeout = self.check_again.saturating_duration_since(Instant::now());
+        let now = clock::monotonic();
+        let mut timeout = self.check_again.map(|at| at.saturating_duration_since(Instant::now()));
+        let mut within = |limit: Duration| timeout = Some(timeout.map_or(limit, |t| t.min(limit)));
         let accepting = self.accept_again.is_none_or(|at| Instant::now() >= at);
         if !accepting || !self.waiting.is_empty() {
-            timeout = timeout.min(RETRY);
+            within(RETRY);
         }
         let has_room = self.waiting.len() < self.settings.limits.waiting_events;
         let mut keys = Vec::with_capacity(self.connections.len());
@@ -139,7 +142,7 @@ where
         for (key, connection) in &mut self.connections {
             let within_rate = connection.bytes.is_open(now);
             if !within_rate {
-                timeout = timeout.min(RETRY);
+                within(RETRY);
             }
             let (read, write) = (has_room && within_rate, connection.has_output());
             // A peer that is gone is reported whatever is asked for, and would be again and again.
@@ -148,7 +151,7 @@ where
                 interests.push(os::interest(connection.stream.as_fd(), read, write));
             }
         }
-        os::poll(&mut interests, Some(timeout))?;
+        os::poll(&mut interests, timeout)?;
         let (mut readable, mut writable) = (Vec::new(), Vec::new());
         for ((key, read), interest) in keys.into_iter().zip(&interests[fixed..]) {
             if read && os::is_readable(interest) {
@@ -214,7 +217,7 @@ where
     fn admit(&mut self, stream: UnixStream) {
         let limits = &self.settings.limits;
         let Ok(peer) = os::peer_of(&stream) else { return };
-        if peer.uid != os::effective_uid() && peer.uid != 0 || stream.set_nonblocking(true).is_err() {
+        if peer.uid != users::effective_uid() && peer.uid != 0 || stream.set_nonblocking(true).is_err() {
             return;
         }
         let of_process = match peer.pid {
@@ -224,7 +227,7 @@ where
         if self.connections.len() >= limits.connections || of_process >= limits.connections_per_process {
             return self.lose(Loss::Connections, 1);
         }
-        let connection = Connection::new(stream, peer, limits, os::monotonic_now());
+        let connection = Connection::new(stream, peer, limits, clock::monotonic());
         self.connections.insert(self.next_connection, connection);
         self.next_connection += 1;
     }
@@ -232,7 +235,7 @@ where
     /// One read of one connection, and what its lines say. Says whether there may be more.
     fn read_from(&mut self, key: u64) -> bool {
         let Some(connection) = self.connections.get_mut(&key) else { return false };
-        match connection.read(&mut self.chunk, os::monotonic_now()) {
+        match connection.read(&mut self.chunk, clock::monotonic()) {
             ReadOutcome::Nothing => return false,
             ReadOutcome::End => {
                 self.end_of(key);
@@ -261,7 +264,7 @@ where
         }
         if connection.named.is_none()
             && let Some(stack) = connection.stack
-            && let Some(mark) = self.stacks.close(stack, os::monotonic_now())
+            && let Some(mark) = self.stacks.close(stack, clock::monotonic())
         {
             self.emit(ControlEvent::Mark(mark));
         }
@@ -295,10 +298,10 @@ where
 
     /// Makes the socket again if somebody removed it, so that processes of the job that start later find it.
     fn check_socket(&mut self) {
-        if Instant::now() < self.check_again {
+        if self.check_again.is_none_or(|at| Instant::now() < at) {
             return;
         }
-        self.check_again = Instant::now() + self.settings.check_every;
+        self.check_again = Some(Instant::now() + self.settings.check_every);
         if self.directory.is_there() {
             return;
         }
@@ -311,8 +314,7 @@ where
                 )));
             }
             Err(error) => {
-                // Said once: it stays as it is.
-                self.check_again = Instant::now() + Duration::from_secs(u64::from(u32::MAX));
+                self.check_again = None;
                 self.emit(ControlEvent::Notice(format!(
                     "the job's socket {path} was removed and cannot be made again ({error}): \
                      processes of the job that start from now on cannot set tags, steps or scalars"
@@ -337,16 +339,17 @@ where
             }
             self.end_of(key);
         }
-        for mark in self.stacks.close_all(os::monotonic_now()) {
+        for mark in self.stacks.close_all(clock::monotonic()) {
             self.emit(ControlEvent::Mark(mark));
         }
-        let deadline = Instant::now() + LAST_TRY;
-        loop {
+        let (mut left, mut since) = (self.waiting.len(), Instant::now());
+        while !self.waiting.is_empty() && since.elapsed() < LAST_PATIENCE {
             self.flush_waiting();
-            if self.waiting.is_empty() || Instant::now() >= deadline {
-                break;
+            if self.waiting.len() < left {
+                (left, since) = (self.waiting.len(), Instant::now());
+            } else {
+                std::thread::sleep(RETRY);
             }
-            std::thread::sleep(RETRY);
         }
         let late = self.waiting.iter().filter(|event| matches!(event, ControlEvent::Mark(_))).count();
         self.shared.losses.add(Loss::Late, late as u64);

@@ -46,7 +46,7 @@ impl Default for Limits {
             names: limits::SCALAR_NAMES,
             requests: limits::REQUESTS,
             reply_bytes: 1 << 20,
-            waiting_events: 16_384,
+            waiting_events: 65_536,
         }
     }
 }

@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use super::answer::{ReplyFilter, ReplyHandle};
 use super::event_loop::EventLoop;
 use super::limits::Refused;
-use super::os;
 use super::protocol::{self, MAX_NAME, Message, PROTOCOL_VERSION};
 use super::server::ControlEvent;
 use super::stacks::Client;
@@ -15,6 +14,7 @@ use crate::model::id::StackId;
 use crate::model::loss::Loss;
 use crate::model::mark::{Mark, MarkOp, check_scalar_name, check_tag};
 use crate::model::time::Mono;
+use crate::sys::clock;
 
 impl<S> EventLoop<S>
 where
@@ -119,7 +119,8 @@ where
         self.within_mark_rate(key)?;
         let (stack, at) = self.prepare(key, message.t)?;
         let began = message.began.map(|began| self.stacks.start_of_step(began, at));
-        self.mark(stack, at, MarkOp::Step { step, began, first_of_epoch: message.first });
+        let count = message.steps.unwrap_or(1).max(1);
+        self.mark(stack, at, MarkOp::Step { step, count, began, first_of_epoch: message.first });
         Ok(())
     }
 
@@ -170,7 +171,7 @@ where
 
     /// The stack of a connection, made and announced at its first need, and the instant of the message.
     fn prepare(&mut self, key: u64, t: Option<u64>) -> Result<(u32, Mono), Refused> {
-        let now = os::monotonic_now();
+        let now = clock::monotonic();
         let Some(connection) = self.connections.get_mut(&key) else {
             return Err(Refused::ignored("the connection is closed"));
         };
@@ -192,13 +193,13 @@ where
     }
 
     fn within_mark_rate(&mut self, key: u64) -> Result<(), Refused> {
-        let now = os::monotonic_now();
+        let now = clock::monotonic();
         let open = self.connections.get_mut(&key).is_none_or(|connection| connection.marks.take(now));
         if open { Ok(()) } else { Err(Loss::MarkRate.into()) }
     }
 
     fn within_tag_rate(&mut self, key: u64) -> Result<(), Refused> {
-        let now = os::monotonic_now();
+        let now = clock::monotonic();
         let open = self.connections.get_mut(&key).is_none_or(|connection| connection.tags.take(now));
         if open { Ok(()) } else { Err(Loss::TagRate.into()) }
     }

@@ -1,4 +1,4 @@
-//! System calls that std lacks: the monotonic clock, `poll`, `send` without SIGPIPE, and whose connection it is.
+//! System calls that std lacks: `poll`, `send` without SIGPIPE, and whose connection it is.
 
 use std::io;
 use std::mem;
@@ -8,20 +8,6 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SendFlags;
-
-use crate::model::time::Mono;
-
-/// `CLOCK_MONOTONIC` now, the clock that clients stamp their messages with.
-pub(super) fn monotonic_now() -> Mono {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let part = |value: i64| u64::try_from(value).unwrap_or(0);
-    Mono(part(now.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(now.tv_nsec)))
-}
-
-/// Our effective user id.
-pub(super) fn effective_uid() -> u32 {
-    rustix::process::geteuid().as_raw()
-}
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug)]

@@ -37,6 +37,8 @@ pub(super) struct Message<'a> {
     pub(super) span: Option<i64>,
     pub(super) step: Option<i64>,
     pub(super) began: Option<u64>,
+    /// Steps that ended together.
+    pub(super) steps: Option<u32>,
     pub(super) first: bool,
     #[serde(borrow)]
     pub(super) values: Option<Scalars<'a>>,

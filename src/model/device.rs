@@ -78,6 +78,21 @@ pub struct DeviceSnapshot {
     pub processes: Known<Vec<DeviceProcess>>,
 }
 
+impl DeviceSnapshot {
+    /// The device as rows name it, `cuda` being its ordinal in the job. `None` without a UUID, as nothing could be said
+    /// of it later. Name and memory are known where the probe read them.
+    pub fn identity(&self, cuda: Option<u32>) -> Option<DeviceIdentity> {
+        Some(DeviceIdentity {
+            index: self.index,
+            mig: self.mig,
+            cuda,
+            uuid: self.uuid.as_ref().ok()?.clone(),
+            name: self.name.as_ref().ok().cloned(),
+            memory_total: self.memory.as_ref().ok().map(|memory| memory.total),
+        })
+    }
+}
+
 /// What a probe has to read; everything else is left alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProbeRequest {

@@ -47,6 +47,8 @@ pub enum MarkOp {
     Step {
         /// The training step's number.
         step: i64,
+        /// How many steps ended together, of which this is the last; each has an equal part of the time. At least 1.
+        count: u32,
         /// When the step began, if the client marks both ends; gives intra- and inter-step times.
         began: Option<Mono>,
         /// A new epoch: no time between steps is counted across it.

@@ -53,7 +53,7 @@ pub enum Tier {
     /// Every sample.
     Cheap,
     /// At a slower pace of its own.
-    Dear,
+    Expensive,
     /// Once, at the start.
     Static,
     /// Only when `--metrics +NAME` asks for it.
@@ -65,7 +65,7 @@ impl Tier {
     pub fn name(self) -> &'static str {
         match self {
             Tier::Cheap => "cheap",
-            Tier::Dear => "dear",
+            Tier::Expensive => "expensive",
             Tier::Static => "static",
             Tier::OptIn => "opt-in",
         }
@@ -323,7 +323,7 @@ catalogue! {
         about: "board power, as the driver averages it",
     }
     GpuPowerLimit {
-        Gpu, "power_limit", "W", Gauge, Dear, "power", Device,
+        Gpu, "power_limit", "W", Gauge, Expensive, "power", Device,
         source: "nvmlDeviceGetEnforcedPowerLimit",
         absent: "laptops",
         about: "limit in force",
@@ -341,7 +341,7 @@ catalogue! {
         about: "energy since the first sample of the run, estimated; only where there is no counter",
     }
     GpuFanSpeed {
-        Gpu, "fan_speed", "%", Gauge, Dear, "fan", Device,
+        Gpu, "fan_speed", "%", Gauge, Expensive, "fan", Device,
         source: "nvmlDeviceGetFanSpeed",
         absent: "passively cooled cards",
         about: "intended speed of the first fan",
@@ -359,13 +359,13 @@ catalogue! {
         about: "memory clock",
     }
     GpuEncoderUtilization {
-        Gpu, "encoder_utilization", "%", Gauge, Dear, "codec", Device,
+        Gpu, "encoder_utilization", "%", Gauge, Expensive, "codec", Device,
         source: "nvmlDeviceGetEncoderUtilization",
         absent: "MIG",
         about: "video encoder",
     }
     GpuDecoderUtilization {
-        Gpu, "decoder_utilization", "%", Gauge, Dear, "codec", Device,
+        Gpu, "decoder_utilization", "%", Gauge, Expensive, "codec", Device,
         source: "nvmlDeviceGetDecoderUtilization",
         absent: "MIG",
         about: "video decoder",
@@ -383,13 +383,13 @@ catalogue! {
         about: "share of time in which heat held the clocks down",
     }
     GpuEccUncorrected {
-        Gpu, "ecc_uncorrected", "count", Gauge, Dear, "ecc", Device,
+        Gpu, "ecc_uncorrected", "count", Gauge, Expensive, "ecc", Device,
         source: "nvmlDeviceGetTotalEccErrors",
         absent: "cards without ECC",
         about: "uncorrected errors since the driver was loaded",
     }
     GpuEccCorrected {
-        Gpu, "ecc_corrected", "count", Gauge, Dear, "ecc", Device,
+        Gpu, "ecc_corrected", "count", Gauge, Expensive, "ecc", Device,
         source: "nvmlDeviceGetTotalEccErrors",
         absent: "cards without ECC",
         about: "corrected errors since the driver was loaded",
@@ -473,13 +473,13 @@ catalogue! {
         about: "written towards storage by the tree, ended processes included",
     }
     JobGpuMemory {
-        Job, "gpu_memory", "MiB", Gauge, Dear, "gpu_processes", WholeAndDevice,
+        Job, "gpu_memory", "MiB", Gauge, Expensive, "gpu_processes", WholeAndDevice,
         source: "nvmlDeviceGetComputeRunningProcesses_v3, v2, v1",
         absent: "WSL; other PID namespaces",
         about: "device memory of the tree, per GPU and in total",
     }
     JobGpuSmUtilization {
-        Job, "gpu_sm_utilization", "%", Gauge, Dear, "gpu_processes", Device,
+        Job, "gpu_sm_utilization", "%", Gauge, Expensive, "gpu_processes", Device,
         source: "nvmlDeviceGetProcessUtilization",
         absent: "MIG; other PID namespaces",
         about: "SM share of the tree, per GPU",
@@ -527,25 +527,25 @@ catalogue! {
         about: "time since the process started",
     }
     ProcessGpuMemory {
-        Process, "gpu_memory", "MiB", Gauge, Dear, "gpu_processes", Device,
+        Process, "gpu_memory", "MiB", Gauge, Expensive, "gpu_processes", Device,
         source: "nvmlDeviceGetComputeRunningProcesses_v3, v2, v1",
         absent: "WSL; other PID namespaces",
         about: "device memory of the process",
     }
     ProcessGpuMemoryPercent {
-        Process, "gpu_memory_percent", "%", Gauge, Dear, "gpu_processes", Device,
+        Process, "gpu_memory_percent", "%", Gauge, Expensive, "gpu_processes", Device,
         source: "nvmlDeviceGetComputeRunningProcesses_v3, v2, v1",
         absent: "WSL; other PID namespaces",
         about: "gpu_memory / memory_total of the GPU",
     }
     ProcessGpuSmUtilization {
-        Process, "gpu_sm_utilization", "%", Gauge, Dear, "gpu_processes", Device,
+        Process, "gpu_sm_utilization", "%", Gauge, Expensive, "gpu_processes", Device,
         source: "nvmlDeviceGetProcessUtilization",
         absent: "MIG; other PID namespaces",
         about: "SM share",
     }
     ProcessGpuMemoryUtilization {
-        Process, "gpu_memory_utilization", "%", Gauge, Dear, "gpu_processes", Device,
+        Process, "gpu_memory_utilization", "%", Gauge, Expensive, "gpu_processes", Device,
         source: "nvmlDeviceGetProcessUtilization",
         absent: "MIG; other PID namespaces",
         about: "share of time in which it used device memory",

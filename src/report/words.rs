@@ -1,8 +1,10 @@
 //! How figures, times and names read. What comes out of a log is untrusted: it is cleaned here.
 
+pub(super) use crate::sys::format::{brief, count, duration, joules, mib, millis, number, percent};
 use jiff::Timestamp;
 
 use crate::model::signal;
+use crate::sys::escape::printable;
 
 use super::about::Exit;
 use super::curve::Figures;
@@ -11,14 +13,9 @@ use super::part::Part;
 /// What stands where nothing is known.
 pub(super) const UNKNOWN: &str = "–";
 
-/// A text from a log on one line, harmless to a terminal: control characters and marks that turn the
-/// direction of writing become `�`.
+/// A text from a log on one line, harmless to a terminal.
 pub(super) fn clean(text: &str) -> String {
-    let odd = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
-    };
-    text.chars().map(|c| if odd(c) { '\u{fffd}' } else { c }).collect()
+    printable(text).into_owned()
 }
 
 /// A text shortened to `most` characters.
@@ -52,103 +49,6 @@ pub(super) fn command(argv: &[String]) -> String {
         })
         .collect();
     clean(&words.join(" "))
-}
-
-/// Seconds as people read them: `9.8 s`, `2 min 5 s`, `3 h 12 min`, `2 d 4 h`.
-pub(super) fn duration(seconds: f64) -> String {
-    let tenths = (seconds * 10.0).round() / 10.0;
-    if tenths < 60.0 {
-        return if tenths > 0.0 || seconds == 0.0 { format!("{tenths:.1} s") } else { millis(seconds * 1e3) };
-    }
-    let whole = seconds.round() as u64;
-    match whole {
-        0..3600 => format!("{} min {} s", whole / 60, whole % 60),
-        3600..172_800 => {
-            let minutes = (whole + 30) / 60;
-            format!("{} h {} min", minutes / 60, minutes % 60)
-        }
-        _ => {
-            let hours = (whole + 1800) / 3600;
-            format!("{} d {} h", hours / 24, hours % 24)
-        }
-    }
-}
-
-/// Milliseconds of a step: `3.42 ms`, `128 ms`, `2.5 s`.
-pub(super) fn millis(ms: f64) -> String {
-    match ms {
-        ms if ms >= 60_000.0 => duration(ms / 1e3),
-        ms if ms >= 1000.0 => format!("{:.2} s", ms / 1e3),
-        ms if ms >= 100.0 => format!("{ms:.0} ms"),
-        ms if ms >= 10.0 => format!("{ms:.1} ms"),
-        ms => format!("{ms:.2} ms"),
-    }
-}
-
-/// MiB with the unit that fits: `512 MiB`, `71.3 GiB`.
-pub(super) fn mib(mib: f64) -> String {
-    match mib {
-        m if m >= 1024.0 * 1024.0 => format!("{:.1} TiB", m / 1024.0 / 1024.0),
-        m if m >= 4096.0 => format!("{:.1} GiB", m / 1024.0),
-        m if m >= 10.0 || m == 0.0 => format!("{m:.0} MiB"),
-        m if m >= 0.1 => format!("{m:.1} MiB"),
-        m => format!("{:.0} KiB", m * 1024.0),
-    }
-}
-
-/// Joules: `840 J`, `12.5 kJ`, `1.24 kWh`.
-pub(super) fn joules(energy: f64) -> String {
-    match energy {
-        e if e >= 3.6e6 => format!("{:.2} kWh", e / 3.6e6),
-        e if e >= 3.6e5 => format!("{:.0} Wh", e / 3.6e3),
-        e if e >= 1e3 => format!("{:.1} kJ", e / 1e3),
-        e => format!("{e:.0} J"),
-    }
-}
-
-/// A percentage: whole from 10 on, one digit below.
-pub(super) fn percent(value: f64) -> String {
-    if value >= 9.95 || value == 0.0 { format!("{value:.0} %") } else { format!("{value:.1} %") }
-}
-
-/// A plain number with about three digits.
-pub(super) fn number(value: f64) -> String {
-    let size = value.abs();
-    match size {
-        0.0 => "0".to_owned(),
-        s if !(1e-3..1e7).contains(&s) => format!("{value:.2e}"),
-        s if s >= 100.0 || (s >= 10.0 && value.fract() == 0.0) => format!("{value:.0}"),
-        s if s >= 10.0 => format!("{value:.1}"),
-        s if s >= 1.0 => trim(format!("{value:.2}")),
-        _ => trim(format!("{value:.4}")),
-    }
-}
-
-/// A plain number in at most five characters or so, for beside a chart.
-pub(super) fn brief(value: f64) -> String {
-    let size = value.abs();
-    if size >= 1e4 || (size > 0.0 && size < 1e-2) {
-        format!("{value:.0e}")
-    } else {
-        number((value * 100.0).round() / 100.0)
-    }
-}
-
-fn trim(text: String) -> String {
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
-}
-
-/// A count with thin gaps between thousands.
-pub(super) fn count(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            out.push(' ');
-        }
-        out.push(digit);
-    }
-    out
 }
 
 /// Applies `words` to what is known.
@@ -253,45 +153,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_read_like_people_say_them() {
-        let cases = [
-            (0.0, "0.0 s"),
-            (0.0021, "2.10 ms"),
-            (9.84, "9.8 s"),
-            (59.96, "1 min 0 s"),
-            (125.0, "2 min 5 s"),
-            (3599.6, "1 h 0 min"),
-            (11_520.0, "3 h 12 min"),
-            (86_399.0, "24 h 0 min"),
-            (86_400.0, "24 h 0 min"),
-            (187_200.0, "2 d 4 h"),
-        ];
-        for (seconds, words) in cases {
-            assert_eq!(duration(seconds), words, "{seconds}");
-        }
-    }
-
-    #[test]
-    fn amounts_take_the_unit_that_fits() {
-        assert_eq!(mib(0.0), "0 MiB");
-        assert_eq!(mib(512.0), "512 MiB");
-        assert_eq!(mib(73_011.0), "71.3 GiB");
-        assert_eq!(joules(840.0), "840 J");
-        assert_eq!(joules(4_464_000.0), "1.24 kWh");
-        assert_eq!(percent(0.0), "0 %");
-        assert_eq!(percent(3.26), "3.3 %");
-        assert_eq!(percent(87.4), "87 %");
-        assert_eq!(count(1_234_567), "1 234 567");
-        assert_eq!(number(0.000_012_3), "1.23e-5");
-        assert_eq!(number(2.5), "2.5");
-        assert_eq!(number(-1234.5), "-1234");
-    }
-
-    #[test]
     fn commands_are_quoted_and_cleaned() {
         let argv = ["python", "a b.py", "it's", "", "\u{1b}[31m"].map(str::to_owned);
-        assert_eq!(command(&argv), r"python 'a b.py' 'it'\''s' '' '�[31m'");
-        assert_eq!(clean("a\u{202e}b\nc"), "a�b�c");
+        assert_eq!(command(&argv), r"python 'a b.py' 'it'\''s' '' '\u{1b}[31m'");
+        assert_eq!(clean("a\u{202e}b\nc"), "a\\u{202e}b\\nc");
         assert_eq!(short("abcdef", 4), "abc…");
         assert_eq!(short_start("abcdef", 4), "…def");
     }

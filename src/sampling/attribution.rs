@@ -65,7 +65,7 @@ impl JobUse {
     pub const UNKNOWN: JobUse = JobUse { memory: Reading::Missing, sm: Reading::Missing };
 
     /// Sums a device's list over the processes that are in the tree. A process whose memory the driver
-    /// does not tell makes the sum unknown; processes whose SM share it does not tell are left out of
+    /// does not report makes the sum unknown; processes whose SM share it does not report are left out of
     /// the share unless all are such.
     pub fn of(frame: &[GpuProcessUse], tree: &Tree) -> JobUse {
         let (mut memory, mut memory_known) = (0u64, true);

@@ -30,10 +30,10 @@ pub struct DeviceFrame {
 pub struct GpuProcessUse {
     /// As NVML prints it; of the host's PID namespace.
     pub pid: u32,
-    /// Device memory in bytes; `None` where the driver does not tell.
+    /// Device memory in bytes; `None` where the driver does not report it.
     pub memory: Option<u64>,
-    /// SM share in percent; `None` where the driver does not tell.
+    /// SM share in percent; `None` where the driver does not report it.
     pub sm: Option<f64>,
-    /// Memory-bandwidth share in percent; `None` where the driver does not tell.
+    /// Memory-bandwidth share in percent; `None` where the driver does not report it.
     pub memory_utilization: Option<f64>,
 }

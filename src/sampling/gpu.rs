@@ -1,7 +1,7 @@
 //! The GPU reader: a thread of its own that owns the driver, reads the followed devices and hands frames over.
 //!
-//! A call into the driver can hang for seconds or for ever. Then GPU values are missing and nothing else is: whoever
-//! asks for a frame waits only as long as it chooses, a late frame is taken at a later tick, and at the end a thread
+//! A call into the driver can hang for seconds or forever. Then GPU values are missing and nothing else is: the caller
+//! that asks for a frame waits only as long as it chooses, a late frame is taken at a later tick, and at the end a thread
 //! that does not come back is left behind. `nvmlShutdown` is the thread's own last act, so it can never meet a call in
 //! flight. Frames go round in three buffers: in steady state nothing is allocated.
 
@@ -47,7 +47,7 @@ pub enum Role {
     Whole,
     /// A MIG slice: it has memory and processes of its own, and nothing else.
     Slice,
-    /// The physical GPU of a followed slice: power, temperature, clocks and the like are the whole GPU's, whoever
+    /// The physical GPU of a followed slice: power, temperature, clocks and the like are the whole GPU's, whatever
     /// uses its slices.
     Parent,
 }
@@ -63,13 +63,13 @@ pub struct Followed {
     pub metrics: Vec<MetricId>,
 }
 
-/// Something about a device that was not known before, to be said once.
+/// Something about a device that was not known before, to be reported once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuNews {
     /// Its place among the followed devices; `None` for the reader as a whole.
     pub device: Option<usize>,
-    /// The metric that is missing; `None` for the device as a whole. Process lists speak as `JobGpuMemory`, process
-    /// utilisation as `JobGpuSmUtilization`.
+    /// The metric that is missing; `None` for the device as a whole. `JobGpuMemory` stands for the process lists,
+    /// `JobGpuSmUtilization` for process utilisation.
     pub metric: Option<MetricId>,
     /// Why. A permanent reason means that it is not asked for again.
     pub reason: Reason,
@@ -103,7 +103,7 @@ pub struct GpuReader {
 }
 
 impl GpuReader {
-    /// Opens the driver and chooses the devices on the reader's own thread, where a hanging driver harms nobody.
+    /// Opens the driver and chooses the devices on the reader's own thread, where a hanging driver delays nothing else.
     ///
     /// # Errors
     /// Where the system gives no thread. What the opening says comes from [`GpuReader::ready`].

@@ -2,9 +2,9 @@
 //!
 //! The kernel moves what a process used into its parent when the parent waits for it. So the sum of
 //! (own + waited children's) over the live tree is conserved, and three things can break it:
-//! a process that nobody waited for because its parent ignores `SIGCHLD` (its use vanishes), one
+//! a process that its parent does not wait for because it ignores `SIGCHLD` (its use vanishes), one
 //! that left for a parent outside the tree (the same), and one that gpurun itself reaped (`wait4`
-//! tells). An [`Account`] is one process's part, the [`Ledger`] what is left of the ended ones.
+//! reports it). An [`Account`] is one process's part, the [`Ledger`] what is left of the ended ones.
 
 /// Where the use of a process that has ended is counted from then on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,12 +82,12 @@ pub(super) struct Ledger {
 const FINAL_AFTER: u32 = 3;
 
 impl Ledger {
-    /// `wait4` told of a process that gpurun reaped.
+    /// gpurun reaped a process that had used this much, as `wait4` reports.
     pub(super) fn reaped(&mut self, amount: f64) {
         self.reaped += amount;
     }
 
-    /// The last seen amount of a process that went to nobody in sight.
+    /// The last seen amount of a process whose use is passed on to no known process.
     pub(super) fn retire(&mut self, amount: f64) {
         self.retired += amount;
     }
@@ -187,7 +187,7 @@ mod tests {
     enum Step {
         Fork(usize),
         Work(usize, u8),
-        /// It ends and its parent waits for it at once; its children go to gpurun, who reaps them.
+        /// It ends and its parent waits for it at once; its children go to gpurun, which reaps them.
         End(usize),
         Sample,
     }

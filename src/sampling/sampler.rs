@@ -150,7 +150,7 @@ impl Sampler {
         self.tree.reaped(usage);
     }
 
-    /// What the user should hear, once each; empty nearly always.
+    /// What to tell the user, once each; empty nearly always.
     pub fn take_notices(&mut self) -> Vec<Notice> {
         self.tree.take_notices(&mut self.notices);
         std::mem::take(&mut self.notices)
@@ -209,7 +209,7 @@ impl Sampler {
         let pace = match metric {
             MetricId::JobMemoryPss => settings.pss_interval,
             _ if entry.group == "gpu_processes" => settings.gpu_processes_interval,
-            _ if entry.tier == Tier::Dear => settings.dear_interval,
+            _ if entry.tier == Tier::Expensive => settings.expensive_interval,
             _ => settings.interval,
         };
         let info = Arc::new(SeriesInfo {

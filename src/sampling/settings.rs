@@ -1,4 +1,4 @@
-//! What a sampler is told once, and what can stop it before it starts.
+//! The settings of a sampler, and what can stop it before it starts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub enum ProcessDetail {
     None,
 }
 
-/// What a sampler is told once.
+/// The settings of a sampler.
 #[derive(Clone, Debug)]
 pub struct SamplerSettings {
     /// Normally `/proc`.
@@ -57,8 +57,8 @@ pub struct SamplerSettings {
     pub metrics: MetricSet,
     /// Time between samples.
     pub interval: Duration,
-    /// Time between the GPU reader's dear reads.
-    pub dear_interval: Duration,
+    /// Time between the GPU reader's expensive reads.
+    pub expensive_interval: Duration,
     /// Time between the GPU reader's reads of the process lists.
     pub gpu_processes_interval: Duration,
     /// Shortest time between two readings of `memory_pss`; 15 ms of CPU per GB each.
@@ -79,7 +79,7 @@ impl SamplerSettings {
             process_limit: 512,
             metrics: MetricSet::default(),
             interval: Duration::from_secs(1),
-            dear_interval: Duration::from_secs(5),
+            expensive_interval: Duration::from_secs(5),
             gpu_processes_interval: Duration::from_secs(2),
             pss_interval: Duration::from_secs(30),
             descriptors: None,
@@ -106,7 +106,7 @@ pub enum SamplingError {
     },
 }
 
-/// Something the user should hear once.
+/// Something to tell the user once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// NVML lists processes and none of them exists here.

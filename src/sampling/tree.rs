@@ -1,7 +1,7 @@
 //! The processes of the job over time: which belong to it, what each uses, what the ended ones used.
 //!
 //! Every pass reads parents before children, so a child that is reaped in the middle of a pass is
-//! missed once and never counted twice. Never looks at a process outside the tree, except on kernels
+//! missed once and never counted twice. Never reads a process outside the tree, except on kernels
 //! without `children` files.
 
 mod children;
@@ -25,10 +25,9 @@ use minder::Minder;
 use node::{CpuCount, Files, ReadOutcome};
 use usage::Ledgers;
 
-pub use minder::MinderUsage;
 pub use node::Node;
 
-/// What `wait4` told of a process that gpurun reaped: the main process or an adopted orphan.
+/// What `wait4` reported of a process that gpurun reaped: the main process or an adopted orphan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReapedUsage {
     /// Its pid.
@@ -101,7 +100,7 @@ impl Tree {
         let no_proc =
             |reason: String| SamplingError::NoProc { path: proc_root.display().to_string(), reason };
         let proc = Proc::open(proc_root, descriptors).map_err(|error| no_proc(error.to_string()))?;
-        // Not getpid(): this /proc may show another PID namespace than the one gpurun's calls speak of.
+        // Not getpid(): this /proc may show another PID namespace than gpurun's own.
         let self_pid = std::fs::read_link(proc_root.join("self"))
             .ok()
             .and_then(|target| target.to_str()?.parse().ok())
@@ -202,7 +201,7 @@ impl Tree {
         self.totals
     }
 
-    /// What the user should hear, once each.
+    /// What to tell the user, once each.
     pub fn take_notices(&mut self, into: &mut Vec<Notice>) {
         into.append(&mut self.notices);
     }

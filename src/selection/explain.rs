@@ -9,6 +9,7 @@ use super::choose::{Choice, Constraint, Judged, Outcome, Quantity, Verdict};
 use crate::model::device::DeviceSnapshot;
 use crate::model::reading::Reason;
 use crate::model::selection::NameFormat;
+use crate::sys::format;
 
 /// `GPU 3`, or `GPU 0 slice 1`.
 pub fn device_label(device: &DeviceSnapshot) -> String {
@@ -18,57 +19,10 @@ pub fn device_label(device: &DeviceSnapshot) -> String {
     }
 }
 
-/// Bytes for people: `7.5 GiB`, exact bytes below 1 MiB.
-pub fn bytes_text(bytes: u64) -> String {
-    let (unit, name) = match bytes {
-        0x4000_0000.. => (0x4000_0000, "GiB"),
-        0x0010_0000.. => (0x0010_0000, "MiB"),
-        _ => return format!("{bytes} B"),
-    };
-    // Cut, not rounded: 7.96 GiB free must not read as the 8.0 GiB that were asked for.
-    let tenths = u128::from(bytes) * 10 / unit;
-    format!("{}.{} {name}", tenths / 10, tenths % 10)
-}
-
-/// Exactly so many bytes in the shortest way to write them: `39.9 GiB` for what `39.9GiB` was read as.
-fn exact_bytes_text(bytes: u64) -> String {
-    const UNITS: [(&str, u128); 9] = [
-        ("TiB", 1 << 40),
-        ("GiB", 1 << 30),
-        ("MiB", 1 << 20),
-        ("KiB", 1 << 10),
-        ("TB", 1_000_000_000_000),
-        ("GB", 1_000_000_000),
-        ("MB", 1_000_000),
-        ("kB", 1_000),
-        ("B", 1),
-    ];
-    let exact = UNITS.iter().filter_map(|(name, unit)| Some((decimal(bytes.into(), *unit)?, *name)));
-    let shortest = exact.min_by_key(|(number, _)| number.len());
-    shortest.map_or_else(|| format!("{bytes} B"), |(number, name)| format!("{number} {name}"))
-}
-
-/// The number of `unit`s with at most three decimals that stands for exactly `bytes`, where a fraction of a byte is
-/// cut, as it is when a size is read.
-fn decimal(bytes: u128, unit: u128) -> Option<String> {
-    if bytes < unit {
-        return None;
-    }
-    (0..=3_usize).find_map(|decimals| {
-        let scale = 10_u128.pow(u32::try_from(decimals).ok()?);
-        let number = (bytes * scale).div_ceil(unit);
-        let is_exact = number * unit / scale == bytes;
-        is_exact.then(|| match decimals {
-            0 => number.to_string(),
-            _ => format!("{}.{:0decimals$}", number / scale, number % scale),
-        })
-    })
-}
-
 /// A limit for people: as exact as it was typed.
 fn limit_text(limit: &Quantity) -> String {
     match limit {
-        Quantity::Bytes(bytes) => exact_bytes_text(*bytes),
+        Quantity::Bytes(bytes) => format::exact_bytes(*bytes),
         other => quantity_text(other),
     }
 }
@@ -76,7 +30,7 @@ fn limit_text(limit: &Quantity) -> String {
 /// A value for people.
 fn quantity_text(quantity: &Quantity) -> String {
     match quantity {
-        Quantity::Bytes(bytes) => bytes_text(*bytes),
+        Quantity::Bytes(bytes) => format::bytes(*bytes),
         Quantity::Percent(percent) => format!("{percent} %"),
         Quantity::Number(number) => number.to_string(),
         Quantity::Text(text) => text.clone(),
@@ -284,7 +238,7 @@ mod tests {
             (12_345_678_901, "12345678901 B"),
             (u64::MAX, "18446744073709551615 B"),
         ] {
-            assert_eq!(exact_bytes_text(bytes), text);
+            assert_eq!(format::exact_bytes(bytes), text);
         }
     }
 
@@ -293,7 +247,7 @@ mod tests {
         fn what_is_printed_is_the_limit(thousandths in 1_u64..99_999_999, gib in any::<bool>()) {
             let unit: u128 = if gib { 1 << 30 } else { 1_000_000 };
             let bytes = u64::try_from(u128::from(thousandths) * unit / 1000).unwrap();
-            let text = exact_bytes_text(bytes);
+            let text = format::exact_bytes(bytes);
             let (number, name) = text.split_once(' ').unwrap();
             let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
             let digits: u128 = format!("{whole}{fraction}").parse().unwrap();

@@ -295,19 +295,7 @@ pub fn watched_devices(surroundings: &Surroundings, probe: Probe<'_>) -> Result<
 
 /// Names devices for the rows of a run, counting as CUDA will; a device without a UUID has no name.
 fn identities<'a>(devices: impl Iterator<Item = &'a DeviceSnapshot>) -> Vec<DeviceIdentity> {
-    devices
-        .enumerate()
-        .filter_map(|(cuda, device)| {
-            Some(DeviceIdentity {
-                index: device.index,
-                mig: device.mig,
-                cuda: u32::try_from(cuda).ok(),
-                uuid: device.uuid.as_ref().ok()?.clone(),
-                name: device.name.as_ref().ok().cloned(),
-                memory_total: device.memory.as_ref().ok().map(|memory| memory.total),
-            })
-        })
-        .collect()
+    devices.enumerate().filter_map(|(cuda, device)| device.identity(u32::try_from(cuda).ok())).collect()
 }
 
 /// Words for devices that [`identities`] leaves out.

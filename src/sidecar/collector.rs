@@ -468,7 +468,7 @@ impl Collector {
 
     /// Marks the end of a training step.
     pub fn step(&self, step: i64) {
-        self.marks().mark(MarkOp::Step { step, began: None, first_of_epoch: false });
+        self.marks().mark(MarkOp::Step { step, count: 1, began: None, first_of_epoch: false });
     }
 
     /// Begins a training step; it ends when the guard is dropped. Gives the times in and between steps.
@@ -578,6 +578,6 @@ impl TimedStep<'_> {
 impl Drop for TimedStep<'_> {
     fn drop(&mut self) {
         let (step, began, first_of_epoch) = (self.step, Some(self.began), self.first_of_epoch);
-        self.collector.marks().mark(MarkOp::Step { step, began, first_of_epoch });
+        self.collector.marks().mark(MarkOp::Step { step, count: 1, began, first_of_epoch });
     }
 }

@@ -452,7 +452,7 @@ impl Running {
         };
         settings.metrics = self.logging.metrics.iter().copied().collect();
         settings.interval = self.logging.interval;
-        settings.dear_interval = gpu.dear_every;
+        settings.expensive_interval = gpu.expensive_every;
         settings.gpu_processes_interval = gpu.processes_every;
         match Sampler::new(settings) {
             Ok(sampler) => {

@@ -28,14 +28,15 @@ use crate::summary::json::{LeftoverSummary, Summary};
 use crate::sys::notice::Notices;
 use crate::sys::process::{id, parent_id};
 use crate::sys::signal_source::SignalSource;
+use crate::sys::stat::Stat;
 use crate::sys::{clock, limits};
 use crate::writers::Opened;
 
 /// How long the end of the job may wait for the last window; the writers have their own patience.
 pub(super) const LAST_WINDOW: Duration = Duration::from_secs(1);
 
-/// How long the socket may take to hand over its last marks.
-pub(super) const LAST_MARKS: Duration = Duration::from_millis(200);
+/// How long the socket may take to hand over its last marks: a moment, unless the job said very much at its end.
+pub(super) const LAST_MARKS: Duration = Duration::from_secs(5);
 
 /// How long the minder may take to say what the job left behind; more than the grace that it gives.
 const LEFT_BEHIND: Duration = Duration::from_secs(2);
@@ -57,7 +58,7 @@ pub(crate) struct Setup {
 /// The whole life of a sidecar whose parent is the minder of a job; its exit status.
 pub(crate) fn run(setup: &Setup, link: SidecarEnd) -> u8 {
     let minder = parent_id();
-    let Ok(link) = process::enter(link, minder) else { return Exit::OwnFailure.code() };
+    let Ok(link) = process::enter(link) else { return Exit::OwnFailure.code() };
     let notices = Notices::new(setup.quiet);
     let entered = clock::monotonic();
     process::leave_signals_to_minder();
@@ -74,13 +75,12 @@ pub(crate) fn run(setup: &Setup, link: SidecarEnd) -> u8 {
             return Exit::Ok.code();
         }
     };
-    process::hold_stops();
     let lease = prepared.chosen.lease.as_ref();
     let descriptors = lease.map(|lease| lease.descriptors().collect::<Vec<_>>()).unwrap_or_default();
     link.send_with(&ToMinder::Ready(prepared.ready(&setup.logging)), &descriptors);
     drop(descriptors);
     let Ok(job) = wait_for_start(&link) else {
-        // There is no job. Files that were made for it go away with what holds them.
+        prepared.undo();
         return Exit::Ok.code();
     };
     let beside = Beside { setup, minder, job, entered, load_check, notices: &notices };
@@ -101,8 +101,7 @@ impl Prepared {
     fn new(setup: &Setup, minder: i32, link: &SidecarEnd, notices: &Notices) -> Result<Self, Refusal> {
         let pid = minder.unsigned_abs();
         let run = describe::run(&setup.logging, &setup.command, pid, clock::pair());
-        let opened = targets::open(&setup.logging, &run, pid, notices)?;
-        targets::check_summary(&setup.logging, notices)?;
+        let checked = targets::check(&setup.logging, &run, pid, notices)?;
         let surroundings = Surroundings::from_environment();
         let chosen = match &setup.choice {
             None => Chosen::default(),
@@ -117,6 +116,10 @@ impl Prepared {
                 choice::choose(&wish, &surroundings, link)?
             }
         };
+        // From here on threads are started that stay, and inherit what is blocked.
+        process::get_ready();
+        // Not before: a wait that is broken off leaves no files.
+        let opened = targets::create(checked, &setup.logging, notices)?;
         let inbox = Inbox::new();
         let socket = listen(&inbox, &run.run, pid, notices);
         Ok(Self { run, chosen, surroundings, opened, inbox, socket })
@@ -130,6 +133,15 @@ impl Prepared {
         }
         let journals = self.opened.iter().flat_map(Opened::journaled).collect();
         Ready { env, socket, journals }
+    }
+
+    /// There is no job: removes what was made for it.
+    fn undo(self) {
+        let Self { chosen, opened, socket, .. } = self;
+        drop(opened);
+        socket.map(|socket| socket.stop(LAST_MARKS));
+        // Left open: the process ends now, and the driver's own shutdown can hang.
+        std::mem::forget(chosen);
     }
 }
 
@@ -156,15 +168,22 @@ fn outer_records(logging: &Logging) -> bool {
     !writes && outer().is_some_and(|path| control::Client::connect(path.as_ref()).is_ok())
 }
 
-/// Waits for the minder to have started the job.
+/// Waits for the minder to have started the job. One that is killed in between leaves a process that has announced itself
+/// and runs the job.
 fn wait_for_start(link: &SidecarEnd) -> Result<Job, Closed> {
+    let mut starting: Option<Job> = None;
     loop {
-        match link.receive()? {
-            Some(ToSidecar::Started(job)) => return Ok(job),
-            Some(_) => {}
-            None => {
+        match link.receive() {
+            Ok(Some(ToSidecar::Starting(job))) => starting = Some(job),
+            Ok(Some(ToSidecar::Started(job))) => return Ok(job),
+            Ok(Some(_)) => {}
+            Ok(None) => {
                 // An interrupted wait is looked at again.
                 let _ = poll(&mut [PollFd::from_borrowed_fd(link.as_fd(), PollFlags::IN)], None);
+            }
+            Err(Closed) => {
+                let runs = |job: &Job| Stat::read(job.pid).is_some_and(|stat| !stat.has_ended());
+                return starting.filter(runs).ok_or(Closed);
             }
         }
     }
@@ -187,14 +206,14 @@ impl Beside<'_> {
         let Self { setup, job, notices, .. } = self;
         let Prepared { run, mut chosen, surroundings, opened, inbox, socket } = prepared;
         let watch = JobWatch::open(job.pid);
+        if let (Some(lease), Ok(pid)) = (&mut chosen.lease, u32::try_from(job.pid)) {
+            lease.note_job(pid);
+        }
         let talk = match SignalSource::block_all() {
             Ok(signals) => Talk::begin(link, signals, self.entered),
             Err(error) => return nothing_logged(&link, notices, &format!("cannot watch signals: {error}")),
         };
         limits::raise_descriptors();
-        if let (Some(lease), Ok(pid)) = (&mut chosen.lease, u32::try_from(job.pid)) {
-            lease.note_job(pid);
-        }
         say_start(&chosen, &setup.logging, opened.as_ref(), notices);
         let watched = match chosen.known.take() {
             Some((nvml, devices)) => Watched::Known(Box::new(nvml), devices),
@@ -245,13 +264,27 @@ fn nothing_logged(link: &SidecarEnd, notices: &Notices, why: &str) -> u8 {
 /// # Errors
 /// The minder was killed before.
 fn follow(talk: &Talk, engine: &Engine) -> Result<Option<JobExit>, Closed> {
+    let mut suspended = false;
     loop {
-        match talk.next(None)? {
-            Some(ToSidecar::Reaped(reaped)) => engine.reaped(usage(&reaped)),
-            Some(ToSidecar::Suspended(at)) => engine.suspended(at),
-            Some(ToSidecar::Resumed(at)) => engine.resumed(at),
-            Some(ToSidecar::Ended(exit)) => return Ok(exit),
-            _ => {}
+        match talk.next(None) {
+            Ok(Some(ToSidecar::Reaped(reaped))) => engine.reaped(usage(&reaped)),
+            Ok(Some(ToSidecar::Suspended(at))) => {
+                suspended = true;
+                engine.suspended(at);
+            }
+            Ok(Some(ToSidecar::Resumed(at))) => {
+                suspended = false;
+                engine.resumed(at);
+            }
+            Ok(Some(ToSidecar::Ended(exit))) => return Ok(exit),
+            Ok(_) => {}
+            Err(Closed) => {
+                if suspended {
+                    // Nothing will tell when the job runs again.
+                    engine.resumed(clock::monotonic());
+                }
+                return Err(Closed);
+            }
         }
     }
 }

@@ -68,7 +68,6 @@ fn record(recording: &Recording) -> Result<(), Refusal> {
     let pid = std::process::id();
     let run = describe::run(logging, &[], pid, clock::pair());
     let opened = targets::open(logging, &run, pid, notices)?;
-    targets::check_summary(logging, notices)?;
 
     let inbox = Inbox::new();
     let socket = listen(&inbox, &run.run, pid, notices);

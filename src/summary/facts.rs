@@ -1,7 +1,7 @@
 //! What a run's figures say that people ask for: facts with their figures, no guesses.
 
 use super::json::Summary;
-use super::text::duration;
+use crate::sys::format::duration;
 
 /// A run of fewer seconds says nothing about how its GPUs are used.
 const TOO_SHORT_S: f64 = 5.0;

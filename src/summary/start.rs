@@ -1,6 +1,7 @@
 //! The line that gpurun prints when the job starts.
 
 use crate::model::device::DeviceIdentity;
+use crate::sys::format;
 
 /// What a run uses: `GPU 3 A100-SXM4-80GB GPU-1234abcd 79.1 GiB free; CUDA_VISIBLE_DEVICES=3; ...`.
 pub fn line(
@@ -18,8 +19,7 @@ pub fn line(
                 Some(mig) => format!("GPU {}:{}", device.index, mig.index),
             };
             let name = device.name.as_deref().map(|n| format!(" {n}")).unwrap_or_default();
-            let free =
-                free.map(|b| format!(", {:.1} GiB free", b as f64 / (1u64 << 30) as f64)).unwrap_or_default();
+            let free = free.map(|free| format!(", {} free", format::bytes(free))).unwrap_or_default();
             format!("{label}{name} {}{free}", device.uuid.short())
         })
         .collect();

@@ -235,9 +235,6 @@ fn the_text_says_the_end_in_words() {
     assert_eq!(words(JobExit::Code(3)), "exit status 3");
     assert_eq!(words(JobExit::Signal { signal: 9, core: false }), "killed by SIGKILL");
     assert_eq!(words(JobExit::Signal { signal: 11, core: true }), "killed by SIGSEGV, core dumped");
-    assert_eq!(text::duration(0.0), "0.0 s");
-    assert_eq!(text::duration(59.96), "1 min 0 s");
-    assert_eq!(text::duration(3599.7), "1 h 0 min");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::json::{DroppedSummary, Figures, Summary, TargetSummary};
+use crate::sys::format::{duration, joules};
 
 /// The lines that gpurun prints on stderr when the job has ended.
 pub fn lines(summary: &Summary) -> Vec<String> {
@@ -18,7 +19,7 @@ pub fn lines(summary: &Summary) -> Vec<String> {
     lines.push(job_line(summary));
     lines.push(own_line(summary));
     for target in summary.targets.iter().filter(|target| !is_trouble(target)) {
-        lines.push(format!("{}: {} rows", target.target, target.rows));
+        lines.push(format!("{}: {} {}", target.target, target.rows, unit(target)));
     }
     lines.extend(summary.dropped.iter().map(dropped_line));
     lines.extend(summary.facts.iter().map(|fact| format!("note: {fact}")));
@@ -31,13 +32,18 @@ pub fn troubles(summary: &Summary) -> Vec<String> {
     failed
         .map(|target| {
             let why = target.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
-            format!("{}: {} rows, {} lost{why}", target.target, target.rows, target.lost_rows)
+            format!("{}: {} {}, {} lost{why}", target.target, target.rows, unit(target), target.lost_rows)
         })
         .collect()
 }
 
 fn dropped_line(dropped: &DroppedSummary) -> String {
     format!("not recorded: {} {} of the job: {}", dropped.count, dropped.what, dropped.reason)
+}
+
+/// What a target counts.
+fn unit(target: &TargetSummary) -> &'static str {
+    if target.target.starts_with("tensorboard:") { "events" } else { "rows" }
 }
 
 fn is_trouble(target: &TargetSummary) -> bool {
@@ -139,24 +145,5 @@ fn mean_max(figures: &Figures, unit: &str) -> String {
     match (figures.mean, figures.max) {
         (Some(mean), Some(max)) => format!("mean {mean:.0} {unit}, max {max:.0} {unit}"),
         _ => "unknown".to_owned(),
-    }
-}
-
-/// Seconds as people read them: `9.8 s`, `2 min 5 s`, `3 h 12 min`.
-pub fn duration(seconds: f64) -> String {
-    let whole = seconds.round() as u64;
-    match whole {
-        0..60 if seconds < 59.95 => format!("{seconds:.1} s"),
-        0..60 => "1 min 0 s".to_owned(),
-        60..3600 => format!("{} min {} s", whole / 60, whole % 60),
-        _ => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
-    }
-}
-
-fn joules(energy: f64) -> String {
-    match energy {
-        e if e >= 3.6e6 => format!("{:.2} kWh", e / 3.6e6),
-        e if e >= 1e3 => format!("{:.1} kJ", e / 1e3),
-        e => format!("{e:.0} J"),
     }
 }

@@ -2,19 +2,17 @@
 
 use std::time::Duration;
 
-use rustix::time::{ClockId, Timespec, clock_gettime};
-
 use crate::model::time::{ClockPair, Mono, Wall};
 
 /// Reads `CLOCK_MONOTONIC`, which does not advance while the host is suspended.
 pub fn monotonic() -> Mono {
-    let time = clock_gettime(ClockId::Monotonic);
+    let time = read(libc::CLOCK_MONOTONIC);
     Mono(u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 /// Reads `CLOCK_REALTIME`.
 pub fn wall() -> Wall {
-    let time = clock_gettime(ClockId::Realtime);
+    let time = read(libc::CLOCK_REALTIME);
     Wall(time.tv_sec * 1_000_000 + time.tv_nsec / 1000)
 }
 
@@ -25,12 +23,12 @@ pub fn pair() -> ClockPair {
 
 /// Time that all threads of this process have been on a CPU; its children's is not in it.
 pub fn own_cpu() -> Duration {
-    duration(clock_gettime(ClockId::ProcessCPUTime))
+    duration(read(libc::CLOCK_PROCESS_CPUTIME_ID))
 }
 
 /// Time since boot, suspended time included: the clock of a process's start time.
 pub fn since_boot() -> Duration {
-    duration(clock_gettime(ClockId::Boottime))
+    duration(read(libc::CLOCK_BOOTTIME))
 }
 
 /// Clock ticks of `/proc/PID/stat` in a second; 100 on every Linux so far.
@@ -38,7 +36,16 @@ pub fn ticks_per_second() -> f64 {
     rustix::param::clock_ticks_per_second() as f64
 }
 
-fn duration(time: Timespec) -> Duration {
+/// Reads a clock that exists on every Linux. Through the C library, as the Python module does: what is preloaded to
+/// shift the clocks then shifts both alike.
+fn read(clock: libc::clockid_t) -> libc::timespec {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid timespec for the call's duration.
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
+    time
+}
+
+fn duration(time: libc::timespec) -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 

@@ -9,8 +9,7 @@ const BUFFER: usize = 64 * 1024;
 
 /// The uid this process acts with.
 pub fn effective_uid() -> u32 {
-    // SAFETY: no arguments, cannot fail.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 /// The name of a user; `None` where the database does not know it.

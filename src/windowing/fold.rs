@@ -502,8 +502,8 @@ impl Fold {
                     }
                 }
             }
-            MarkOp::Step { step, began, first_of_epoch } => {
-                self.step(number, at, step, began, first_of_epoch)
+            MarkOp::Step { step, count, began, first_of_epoch } => {
+                self.step(number, at, (step, count), began, first_of_epoch)
             }
             MarkOp::Log { step, values } => self.log(number, at, step, &values),
         }
@@ -627,7 +627,14 @@ impl Fold {
         self.end_span(span, at, to);
     }
 
-    fn step(&mut self, number: u32, at: Mono, step: i64, began: Option<Mono>, first_of_epoch: bool) {
+    fn step(
+        &mut self,
+        number: u32,
+        at: Mono,
+        (step, count): (i64, u32),
+        began: Option<Mono>,
+        first_of_epoch: bool,
+    ) {
         if self.stacks[&number].steps.is_none() {
             self.begin_steps_late(number, at);
         }
@@ -650,10 +657,10 @@ impl Fold {
         }
         let innermost = steps.around.len().checked_sub(1).and_then(|place| stack.tags.get(place));
         steps.path = Arc::clone(innermost.map_or(&self.settings.root_tag, |tag| &tag.path));
-        steps.count += 1;
+        steps.count = steps.count.saturating_add(count);
         steps.last = step;
         if let Some(intra) = intra {
-            steps.intra.push(intra.as_secs_f64() * 1e3);
+            steps.intra.push_times(intra.as_secs_f64() * 1e3 / f64::from(count), count);
         }
         if let Some(inter) = inter {
             steps.inter.push(inter.as_secs_f64() * 1e3);

@@ -28,8 +28,13 @@ const UNIT: f64 = (1u64 << 40) as f64;
 
 impl Points {
     pub(super) fn push(&mut self, value: f64) {
+        self.push_times(value, 1);
+    }
+
+    /// Adds the same value several times.
+    pub(super) fn push_times(&mut self, value: f64, times: u32) {
         if !value.is_finite() {
-            self.missing = self.missing.saturating_add(1);
+            self.missing = self.missing.saturating_add(times);
             return;
         }
         if self.count == 0 {
@@ -37,10 +42,10 @@ impl Points {
         }
         self.min = self.min.min(value);
         self.max = self.max.max(value);
-        self.sum += value;
-        self.units += value / UNIT;
+        self.sum += value * f64::from(times);
+        self.units += value / UNIT * f64::from(times);
         self.last = value;
-        self.count = self.count.saturating_add(1);
+        self.count = self.count.saturating_add(times);
     }
 
     fn merge(&mut self, earlier: &Points) {

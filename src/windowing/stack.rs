@@ -133,7 +133,7 @@ impl Fronts {
                 front.find(tag)?;
             }
             MarkOp::Clear { tag: None } => {}
-            MarkOp::Step { step, began, first_of_epoch } => {
+            MarkOp::Step { step, began, first_of_epoch, .. } => {
                 let last = front.tags.last_mut().map_or(&mut front.last_step, |tag| &mut tag.last_step);
                 // An epoch may begin with the number that the last one ended with.
                 if last.replace(*step) == Some(*step) && !first_of_epoch {

@@ -84,7 +84,7 @@ fn end(tag: &str) -> MarkOp {
 }
 
 fn step(step: i64, began: Option<u64>) -> MarkOp {
-    MarkOp::Step { step, began: began.map(ms), first_of_epoch: false }
+    MarkOp::Step { step, count: 1, began: began.map(ms), first_of_epoch: false }
 }
 
 fn log(step: Option<i64>, name: &str, value: f64) -> MarkOp {
@@ -559,7 +559,7 @@ fn steps_marked_at_one_end_begin_with_their_tag() {
     for (at, number) in [(1500, 1), (1700, 2), (2000, 3)] {
         mark(&mut fold, Fold::OWN, at, step(number, None));
     }
-    mark(&mut fold, Fold::OWN, 2500, MarkOp::Step { step: 4, began: None, first_of_epoch: true });
+    mark(&mut fold, Fold::OWN, 2500, MarkOp::Step { step: 4, count: 1, began: None, first_of_epoch: true });
     fold.finish(clock(3000), &mut out);
     let steps = of_kind(&out, RowKind::Step);
     let spans: Vec<_> = steps.iter().map(|b| (b.step, millis(b.start), millis(b.end))).collect();
@@ -609,10 +609,29 @@ fn times_of_steps_leave_suspended_time_out() {
 }
 
 #[test]
+fn steps_that_end_together_count_each_and_share_their_time() {
+    let mut fold = Fold::new(FoldSettings { every_n_steps: 8, ..settings(60_000, 0) }, ms(0));
+    for n in 1..=4 {
+        let (began, end) = (ms(n * 100), n * 100 + 40 * n);
+        let op = MarkOp::Step { step: 4 * n as i64, count: 4, began: Some(began), first_of_epoch: n == 1 };
+        mark(&mut fold, Fold::OWN, end, op);
+    }
+    let out = finish(fold, 2000);
+    let steps = of_kind(&out, RowKind::Step);
+    let of = |batch: &WindowBatch, metric| {
+        batch.rows.iter().find(|row| row.series.metric == metric).unwrap().stats
+    };
+    assert_eq!(steps.iter().map(|batch| batch.step).collect::<Vec<_>>(), [Some(8), Some(16)]);
+    let intra = of(steps[0], MetricId::BatchTimeIntraStep);
+    assert_eq!((intra.samples, intra.mean, intra.min, intra.max), (8, Some(15.0), Some(10.0), Some(20.0)));
+    assert_eq!(of(steps[0], MetricId::BatchTimeInterStep).samples, 1);
+}
+
+#[test]
 fn a_step_that_is_marked_twice_in_one_tag_is_one_step() {
     let mut fold = fold(60_000, 0);
     let mark_step = |fold: &mut Fold, at: u64, n: i64, first_of_epoch: bool| {
-        let op = MarkOp::Step { step: n, began: None, first_of_epoch };
+        let op = MarkOp::Step { step: n, count: 1, began: None, first_of_epoch };
         fold.mark(Mark { stack: Fold::OWN, at: ms(at), op })
     };
     mark(&mut fold, Fold::OWN, 0, begin("train"));

@@ -55,7 +55,8 @@ const IMPORTS: &[(&str, &[&str])] = &[
 ];
 
 /// Where `unsafe` may stand: the machine's edges.
-const UNSAFE: &[&str] = &["minder/", "sys/", "collectors/", "control/os.rs", "main.rs"];
+const UNSAFE: &[&str] =
+    &["minder/", "sys/", "collectors/nvml", "collectors/cuda.rs", "control/os.rs", "main.rs"];
 
 /// Where the process may be ended on the spot.
 const ENDS: &[&str] = &["sys/process.rs", "minder/spawn.rs"];

@@ -447,7 +447,7 @@ fn eight_gpus_cost_seven_calls_each_a_sample() {
         assert_eq!(counts.remove(function), Some(8 * frames), "{function}");
     }
     assert_eq!(counts.remove("nvmlDeviceGetClockInfo"), Some(2 * 8 * frames), "SM and memory");
-    // What is dear is read in the first frame, every five seconds (lists: two), and in the last frame.
+    // What is expensive is read in the first frame, every five seconds (lists: two), and in the last frame.
     let seconds = (calls[calls.len() - 1].monotonic_ns - calls[first].monotonic_ns) as f64 / 1e9;
     let most = 8 * (3 + (seconds / 2.0) as usize);
     for (function, count) in &counts {

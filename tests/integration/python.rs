@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
+mod marks;
+
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -89,7 +91,7 @@ fn the_package_passes_its_own_tests() {
         .lines()
         .find_map(|line| line.strip_prefix("Ran ")?.split(' ').next()?.parse().ok())
         .unwrap_or_else(|| panic!("{said}"));
-    assert!(ran >= 39, "{said}");
+    assert!(ran >= 54, "{said}");
 }
 
 /// 200 steps of 20 ms in groups of 25; the job itself moves the driver's scripted time every 50 steps, and goes
@@ -237,78 +239,6 @@ sys.exit(max(rank.wait() for rank in ranks))
     }
 }
 
-/// gpurun, the module and `gpurun tag` must see the same rank, or rows of one process carry two.
-#[test]
-fn ranks_are_the_same_in_rust_and_python() {
-    let environments: &[&[(&str, &str)]] = &[
-        &[],
-        &[("RANK", "3"), ("LOCAL_RANK", "1")],
-        &[("LOCAL_RANK", "1")],
-        &[("RANK", "x"), ("PMI_RANK", "2")],
-        &[("RANK", "-1")],
-        &[("RANK", " 5 ")],
-        &[("RANK", "4294967296"), ("PMIX_RANK", "6")],
-        &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")],
-        &[("SLURM_PROCID", "3"), ("SLURM_STEP_NUM_TASKS", "4")],
-        &[("SLURM_PROCID", "3"), ("SLURM_STEP_NUM_TASKS", "1"), ("LOCAL_RANK", "0")],
-        &[
-            ("SLURM_PROCID", "1"),
-            ("SLURM_STEP_NUM_TASKS", "2"),
-            ("OMPI_COMM_WORLD_RANK", "7"),
-            ("PMIX_RANK", "1"),
-        ],
-    ];
-    let ask = "import json, os, sys, gpurun
-client = sys.modules['gpurun._client']
-answers = []
-for environment in json.load(sys.stdin):
-    os.environ.clear()
-    os.environ.update(environment)
-    answers.append(client.rank_of_environment())
-json.dump({'variables': client.RANK_VARIABLES, 'ranks': answers}, sys.stdout)";
-    let dir = tempfile::tempdir().unwrap();
-    let list: Vec<serde_json::Map<String, Value>> = environments
-        .iter()
-        .map(|variables| {
-            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).into())).collect()
-        })
-        .collect();
-    let input = dir.path().join("environments.json");
-    std::fs::write(&input, serde_json::to_vec(&list).unwrap()).unwrap();
-    let mut command = Command::new(python());
-    environment(command.args(["-c", ask]), dir.path());
-    let output = succeed(command.stdin(std::fs::File::open(&input).unwrap()));
-    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(answer["variables"], serde_json::json!(RANK_VARIABLES));
-    for (variables, theirs) in environments.iter().zip(answer["ranks"].as_array().unwrap()) {
-        let variable =
-            |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-        assert_eq!(*theirs, serde_json::json!(rank::rank(variable)), "{variables:?}");
-    }
-}
-
-/// Two nodes with one gpurun each before a torchrun, and two tasks of one node with one gpurun each.
-#[test]
-fn ranks_of_one_slurm_step_share_a_run_and_a_launcher_has_no_rank() {
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path();
-    let job = "RANK=5 gpurun tag begin train; RANK=5 gpurun tag end";
-    for (name, tasks_per_node, node) in [("node.csv", "1(x2)", "1"), ("task.csv", "2", "0")] {
-        let mut command = gpurun(dir, None, &["--log", name], &["sh", "-c", job]);
-        command.env("SLURM_JOB_ID", "4711").env("SLURM_STEP_ID", "0").env("SLURM_PROCID", "1");
-        command.env("SLURM_NODEID", node).env("SLURM_STEP_NUM_TASKS", "2");
-        succeed(command.env("SLURM_STEP_TASKS_PER_NODE", tasks_per_node));
-        let csv = Csv::read(&dir.join(name));
-        let only = |conditions: &[(&'static str, &str)], want: &str| -> BTreeSet<String> {
-            csv.select(conditions, want).into_iter().collect()
-        };
-        assert_eq!(only(&[], "run"), BTreeSet::from(["4711.0".to_owned()]));
-        let own = if name == "node.csv" { "" } else { "1" };
-        assert_eq!(only(&[("kind", "window"), ("scope", "job")], "rank"), BTreeSet::from([own.to_owned()]));
-        assert_eq!(only(&[("kind", "tag")], "rank"), BTreeSet::from(["5".to_owned()]));
-    }
-}
-
 #[test]
 fn a_killed_gpurun_costs_the_training_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -349,66 +279,6 @@ sys.exit(23)
     }
     assert_eq!(std::fs::read_to_string(dir.join("errors")).unwrap(), "");
     assert_eq!(std::fs::read_to_string(dir.join("status")).unwrap(), "23\n");
-}
-
-#[test]
-fn scripts_mark_tags_steps_and_scalars() {
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path();
-    let shell = "set -e
-        gpurun tag begin load
-        gpurun step 1
-        gpurun log loss=0.5 acc=0.25 --step 1
-        gpurun step 2
-        gpurun tag begin inner
-        gpurun tag end load
-        gpurun tag begin load
-        gpurun tag begin load 2> refused
-        gpurun tag end
-        gpurun tag end 2>> refused
-        RANK=3 gpurun tag begin of-rank
-        RANK=3 gpurun tag end";
-    let output =
-        succeed(&mut gpurun(dir, None, &["--every-n-steps", "2", "--log", "x.csv"], &["sh", "-c", shell]));
-    assert!(output.stdout.is_empty());
-    let refused = std::fs::read_to_string(dir.join("refused")).unwrap();
-    assert!(refused.contains("already open") && refused.lines().count() <= 2, "{refused}");
-    let csv = Csv::read(&dir.join("x.csv"));
-    let times =
-        |tag: &str| csv.select(&[("kind", "tag"), ("tag", tag), ("metric", "processes")], "mean").len();
-    assert_eq!((times("run/load"), times("run/load/inner"), times("run/of-rank")), (2, 1, 1));
-    assert_eq!(
-        csv.select(&[("kind", "tag"), ("tag", "run/of-rank"), ("metric", "processes")], "rank"),
-        ["3"]
-    );
-    assert!(!csv.select(&[("kind", "step"), ("step", "2")], "mean").is_empty());
-    let loss = csv.numbers(&[("scope", "user"), ("metric", "loss")], "last");
-    assert!(!loss.is_empty() && loss.iter().all(|value| *value == 0.5), "{loss:?}");
-}
-
-#[test]
-fn outside_gpurun_scripts_get_a_silent_success() {
-    let dir = tempfile::tempdir().unwrap();
-    let dead = dir.path().join("dead.sock");
-    drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
-    for socket in [None, Some(Path::new("")), Some(Path::new("/nonexistent/s")), Some(dead.as_path())] {
-        for args in [&["tag", "begin", "a"][..], &["tag", "end"], &["step", "-5"], &["log", "a=1"]] {
-            let mut command = Command::new(support::gpurun());
-            environment(command.args(args), dir.path());
-            if let Some(socket) = socket {
-                command.env("GPURUN_SOCKET", socket);
-            }
-            let output = succeed(&mut command);
-            assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{args:?} {socket:?}: {output:?}");
-        }
-    }
-    for args in [&["tag", "begin", "a/b"][..], &["log", "loss"], &["step", "x"], &["tag", "begin"]] {
-        let mut command = Command::new(support::gpurun());
-        environment(command.args(args), dir.path());
-        let output = command.output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{args:?}");
-        assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1, "{args:?}");
-    }
 }
 
 #[test]
@@ -482,11 +352,26 @@ fn pip_install_brings_the_binary_and_the_module() {
     assert!(String::from_utf8_lossy(&listed.stdout).contains("Name: gpurun-sidecar"));
 }
 
-/// The real Lightning `Trainer`, on the CPU. `GPURUN_LIGHTNING_PYTHON` names a Python that has `lightning`.
+/// A Python that has the packages which `python/tests/test_frameworks.py` names.
+fn frameworks_python() -> String {
+    std::env::var("GPURUN_FRAMEWORKS_PYTHON").expect("GPURUN_FRAMEWORKS_PYTHON names a Python")
+}
+
 #[test]
-#[ignore = "needs lightning and torch, gigabytes: set GPURUN_LIGHTNING_PYTHON; run with --run-ignored all"]
+#[ignore = "needs lightning, transformers and keras, gigabytes: set GPURUN_FRAMEWORKS_PYTHON; --run-ignored all"]
+fn the_callbacks_work_in_the_real_trainers() {
+    let mut command = Command::new(frameworks_python());
+    command.args(["-m", "unittest", "tests.test_frameworks"]).env("PYTHONDONTWRITEBYTECODE", "1");
+    let output = succeed(command.current_dir(repository().join("python")).env_remove("GPURUN_SOCKET"));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("Ran 3 tests") && said.trim_end().ends_with("OK"), "none may be skipped: {said}");
+}
+
+/// The real Lightning `Trainer`, on the CPU, through the real gpurun.
+#[test]
+#[ignore = "needs lightning and torch, gigabytes: set GPURUN_FRAMEWORKS_PYTHON; run with --run-ignored all"]
 fn the_real_lightning_trainer_takes_the_drop_in() {
-    let python = std::env::var("GPURUN_LIGHTNING_PYTHON").expect("GPURUN_LIGHTNING_PYTHON names a Python");
+    let python = frameworks_python();
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let example = repository().join("examples/lightning_mnist_like.py");
@@ -510,5 +395,7 @@ fn the_real_lightning_trainer_takes_the_drop_in() {
     // None across epochs: steps 1, 33 and 65 have no time before them.
     assert_eq!(inter, [15.0, 16.0, 15.0, 16.0, 15.0, 16.0]);
     let tags: BTreeSet<String> = csv.select(&[("kind", "tag")], "tag").into_iter().collect();
-    assert!(tags.contains("run/train") && tags.contains("run/train/validation"), "{tags:?}");
+    for tag in ["run/train", "run/train/validate", "run/sanity_check"] {
+        assert!(tags.contains(tag), "{tag} is not in {tags:?}");
+    }
 }

@@ -38,23 +38,14 @@ pub struct MemoryInfo {
     pub used: u64,
 }
 
-/// A function of the library, if it is there.
-macro_rules! function {
-    ($nvml:expr, $function:ident) => {
-        // SAFETY: the table and the bindings have the same function under the same name, and an `Nvml` has one library.
-        unsafe { $nvml.functions.$function.get_as($nvml.loaded, |declared| &declared.$function) }
-    };
-}
-pub(super) use function;
-
 /// Calls a function of the library if it is there.
 macro_rules! call {
     ($nvml:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
-        match $crate::collectors::nvml::calls::function!($nvml, $function) {
-            None => Err(Fault::Missing(stringify!($function))),
+        match &$nvml.functions.$function {
+            Err(_) => Err(Fault::Missing(stringify!($function))),
             // SAFETY: the signature is that of nvml.h; every pointer is to a live local of the type that the
             // function fills in, or a buffer whose size is passed along.
-            Some(function) => check(unsafe { function($($argument),*) }),
+            Ok(function) => check(unsafe { function($($argument),*) }),
         }
     };
 }

@@ -19,7 +19,7 @@ pub enum NvmlError {
     BadLibrary {
         /// Name or path.
         library: String,
-        /// The loader's words.
+        /// The loader's message.
         detail: String,
     },
     /// The process that loads the library does not live through it.
@@ -53,7 +53,7 @@ pub enum NvmlError {
     Init {
         /// Name or path.
         library: String,
-        /// The driver's words.
+        /// The driver's message.
         detail: String,
     },
     /// A call that everything else rests on failed.
@@ -61,7 +61,7 @@ pub enum NvmlError {
     Call {
         /// The C name.
         function: &'static str,
-        /// The driver's words.
+        /// The driver's message.
         reason: String,
     },
 }

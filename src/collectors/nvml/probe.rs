@@ -1,4 +1,4 @@
-//! One look at every device, for choosing; and the names of the devices, for logging.
+//! One snapshot of every device, for choosing; and the names of the devices, for logging.
 
 use super::error::{CallResult, Fault, NvmlError};
 use super::{Handle, Leaf, Nvml, ProcessBuffer};
@@ -22,7 +22,7 @@ impl Nvml {
     /// Reads what is asked of every physical GPU and every MIG slice of a GPU in MIG mode, in NVML's order.
     ///
     /// A device that cannot be read stands in the list with the reasons; it never keeps others out. A GPU in MIG
-    /// mode without slices is not in the list: [`Nvml::gpus_without_slices`] names it.
+    /// mode without slices is not in the list.
     ///
     /// # Errors
     /// Where the driver does not even count its GPUs.
@@ -30,7 +30,6 @@ impl Nvml {
         let mut buffer = ProcessBuffer::default();
         let inventory = self.inventory()?;
         Ok(inventory
-            .leaves
             .into_iter()
             .map(|leaf| match leaf {
                 Ok(leaf) => self.snapshot(&leaf, request, &mut buffer),
@@ -125,7 +124,7 @@ impl Nvml {
             }
             _ => None,
         };
-        // Without a list nobody knows the GPU's part; what is not available is taken by someone.
+        // Without a list the GPU's part is unknown; what is not available is in use.
         let used = listed.unwrap_or_else(|| host.total.saturating_sub(host.available));
         Ok(DeviceMemory { total: host.total, free: host.available.min(host.total), used, unified: true })
     }
@@ -134,16 +133,6 @@ impl Nvml {
     fn owner(&self, pid: u32) -> Option<u32> {
         let status = std::fs::read(self.proc_root.join(pid.to_string()).join("status")).ok()?;
         real_uid(&status)
-    }
-
-    /// The devices as the rows of a run name them: every physical GPU and every slice that tells its UUID. A device
-    /// without one is left out, because nothing could be said of it later.
-    ///
-    /// # Errors
-    /// Where the driver does not even count its GPUs.
-    pub fn identities(&self) -> Result<Vec<DeviceIdentity>, NvmlError> {
-        let request = ProbeRequest { name: true, memory: true, ..ProbeRequest::default() };
-        Ok(self.probe(&request)?.iter().filter_map(identity).collect())
     }
 
     /// The physical GPU of a slice, as rows name it: power, temperature and clocks are the GPU's, not the slice's.
@@ -161,18 +150,6 @@ impl Nvml {
             memory_total: self.memory(parent).ok().map(|memory| memory.total),
         })
     }
-}
-
-/// The identity of a device that a probe with name and memory saw; its CUDA ordinal is not known here.
-pub(crate) fn identity(snapshot: &DeviceSnapshot) -> Option<DeviceIdentity> {
-    Some(DeviceIdentity {
-        index: snapshot.index,
-        mig: snapshot.mig,
-        cuda: None,
-        uuid: snapshot.uuid.as_ref().ok()?.clone(),
-        name: snapshot.name.as_ref().ok().cloned(),
-        memory_total: snapshot.memory.as_ref().ok().map(|memory| memory.total),
-    })
 }
 
 fn unreadable(index: u32, reason: &Reason, request: &ProbeRequest) -> DeviceSnapshot {

@@ -6,20 +6,19 @@
 use std::ffi::{c_uint, c_void};
 use std::sync::atomic::Ordering;
 
+use libloading::Library;
 use nvml_wrapper_sys::bindings as sys;
 
 use super::calls::call;
 use super::error::{CallResult, Fault, check};
-use super::functions::Function;
 use super::{Handle, Nvml};
-use crate::collectors::loader::Library;
 
 /// One process in one list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessEntry {
     /// Process id, of the host's PID namespace.
     pub pid: u32,
-    /// Device memory in bytes; `None` where the driver does not tell.
+    /// Device memory in bytes; `None` where the driver does not report it.
     pub memory: Option<u64>,
     /// It is in the compute or the MPS list.
     pub compute: bool,
@@ -47,32 +46,40 @@ const MPS: usize = 2;
 
 /// The list functions by kind, newest version first: the bindings leave the older versions out.
 #[derive(Debug)]
-pub(super) struct ListFunctions([[Function; 3]; 3]);
+pub(super) struct ListFunctions([[Option<ListFunction>; 3]; 3]);
 
 impl ListFunctions {
-    pub(super) const fn new() -> Self {
-        Self([
+    /// # Safety
+    /// `library` must be the driver library, and never be unloaded.
+    pub(super) unsafe fn find(library: &Library) -> Self {
+        const NAMES: [[&[u8]; 3]; 3] = [
             [
-                Function::new(c"nvmlDeviceGetComputeRunningProcesses_v3"),
-                Function::new(c"nvmlDeviceGetComputeRunningProcesses_v2"),
-                Function::new(c"nvmlDeviceGetComputeRunningProcesses"),
+                b"nvmlDeviceGetComputeRunningProcesses_v3",
+                b"nvmlDeviceGetComputeRunningProcesses_v2",
+                b"nvmlDeviceGetComputeRunningProcesses",
             ],
             [
-                Function::new(c"nvmlDeviceGetGraphicsRunningProcesses_v3"),
-                Function::new(c"nvmlDeviceGetGraphicsRunningProcesses_v2"),
-                Function::new(c"nvmlDeviceGetGraphicsRunningProcesses"),
+                b"nvmlDeviceGetGraphicsRunningProcesses_v3",
+                b"nvmlDeviceGetGraphicsRunningProcesses_v2",
+                b"nvmlDeviceGetGraphicsRunningProcesses",
             ],
             [
-                Function::new(c"nvmlDeviceGetMPSComputeRunningProcesses_v3"),
-                Function::new(c"nvmlDeviceGetMPSComputeRunningProcesses_v2"),
-                Function::new(c"nvmlDeviceGetMPSComputeRunningProcesses"),
+                b"nvmlDeviceGetMPSComputeRunningProcesses_v3",
+                b"nvmlDeviceGetMPSComputeRunningProcesses_v2",
+                b"nvmlDeviceGetMPSComputeRunningProcesses",
             ],
-        ])
+        ];
+        Self(NAMES.map(|kind| {
+            kind.map(|name| {
+                // SAFETY: these functions take a handle, a count and a buffer; the library stays, by the caller's word.
+                let found = unsafe { library.get::<ListFunction>(name) };
+                found.ok().map(|function| *function)
+            })
+        }))
     }
 
-    fn get(&self, library: Library, kind: usize, version: usize) -> Option<ListFunction> {
-        // SAFETY: these functions take a handle, a count and a buffer, and an `Nvml` has one library.
-        self.0.get(kind)?.get(version).and_then(|function| unsafe { function.get(library) })
+    fn get(&self, kind: usize, version: usize) -> Option<ListFunction> {
+        *self.0.get(kind)?.get(version)?
     }
 }
 
@@ -254,7 +261,7 @@ impl Nvml {
         let first = self.list_versions.get(kind).map_or(0, |version| version.load(Ordering::Relaxed));
         let mut fault = Fault::Missing("nvmlDeviceGetComputeRunningProcesses");
         for version in first..3 {
-            let Some(function) = self.lists.get(self.loaded, kind, version) else { continue };
+            let Some(function) = self.lists.get(kind, version) else { continue };
             match list_by(function, device, buffer) {
                 Ok(count) => {
                     let ProcessBuffer { raw, one, .. } = buffer;

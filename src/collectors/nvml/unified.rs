@@ -1,8 +1,7 @@
 //! GPUs without memory of their own (GB10, N1X, Jetson): what the host says instead of the driver.
 
-use std::fmt;
-use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::error::{CallResult, Fault};
 use super::{Handle, MemoryInfo, Nvml};
@@ -19,52 +18,33 @@ pub struct HostMemory {
     pub available: u64,
 }
 
-/// Where the budget of a GPU with unified memory comes from.
-#[derive(Clone)]
-pub struct HostMemorySource(Arc<dyn Fn() -> Option<HostMemory> + Send + Sync>);
+/// Where the budget of a GPU with unified memory comes from: `meminfo`, bounded by the memory cgroup that gpurun runs in.
+#[derive(Debug)]
+pub(super) struct HostMemorySource {
+    proc_root: PathBuf,
+    cgroup_root: PathBuf,
+    /// Opened at the first read: most GPUs have memory of their own.
+    files: OnceLock<Option<Mutex<Files>>>,
+}
 
 impl HostMemorySource {
-    /// Asks this function at every read; it should not allocate.
-    pub fn new(read: impl Fn() -> Option<HostMemory> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(read))
-    }
-
-    /// `meminfo` under `proc_root`, bounded by the memory cgroup under `cgroup_root` that gpurun runs in.
-    ///
-    /// Nothing is opened before the first read: most GPUs have memory of their own.
-    pub fn system(proc_root: &Path, cgroup_root: &Path) -> Self {
-        let (proc_root, cgroup_root) = (proc_root.to_owned(), cgroup_root.to_owned());
-        let files = OnceLock::new();
-        Self::new(move || {
-            let files = files.get_or_init(|| Files::open(&proc_root, &cgroup_root).map(Mutex::new));
-            files.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).read()
-        })
+    pub(super) fn new(proc_root: &Path, cgroup_root: &Path) -> Self {
+        Self { proc_root: proc_root.to_owned(), cgroup_root: cgroup_root.to_owned(), files: OnceLock::new() }
     }
 
     /// The host's memory now.
-    pub fn read(&self) -> Option<HostMemory> {
-        (self.0)()
-    }
-}
-
-impl Default for HostMemorySource {
-    fn default() -> Self {
-        Self::system(Path::new("/proc"), Path::new("/sys/fs/cgroup"))
-    }
-}
-
-impl fmt::Debug for HostMemorySource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HostMemorySource")
+    fn read(&self) -> Option<HostMemory> {
+        let files =
+            self.files.get_or_init(|| Files::open(&self.proc_root, &self.cgroup_root).map(Mutex::new));
+        files.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).read()
     }
 }
 
 /// The open files behind a source.
+#[derive(Debug)]
 struct Files {
     meminfo: KernelFile,
     cgroup: CgroupLimits,
-    limits: Vec<Option<u64>>,
-    reads: u32,
     buffer: Buffer,
 }
 
@@ -73,22 +53,15 @@ impl Files {
         Some(Self {
             meminfo: KernelFile::open(&proc_root.join("meminfo")).ok()?,
             cgroup: CgroupLimits::find(proc_root, cgroup_root),
-            limits: Vec::new(),
-            reads: 0,
             buffer: Buffer::default(),
         })
     }
 
     fn read(&mut self) -> Option<HostMemory> {
-        /// A limit that an administrator changes is known after so many reads.
-        const REFRESH: u32 = 30;
-        if self.reads.is_multiple_of(REFRESH) {
-            self.cgroup.refresh_limits(&mut self.limits);
-        }
-        self.reads = self.reads.wrapping_add(1);
+        self.cgroup.refresh();
         let info = parse::meminfo(self.meminfo.read(&mut self.buffer).ok()?)?;
         let host = HostMemory { total: info.total, available: info.available? };
-        Some(match self.cgroup.memory_bound(&self.limits, &mut self.buffer) {
+        Some(match self.cgroup.memory_bound(&mut self.buffer) {
             Some(bound) if bound.limit < host.total => HostMemory {
                 total: bound.limit,
                 available: host.available.min(bound.limit.saturating_sub(bound.used)),
@@ -146,7 +119,7 @@ mod tests {
     fn the_budget_is_meminfo_bounded_by_the_cgroup() {
         let dir = tempfile::tempdir().unwrap();
         let (proc_root, cgroup) = (dir.path().join("proc"), dir.path().join("cgroup"));
-        let source = || HostMemorySource::system(&proc_root, &cgroup);
+        let source = || HostMemorySource::new(&proc_root, &cgroup);
         assert_eq!(source().read(), None);
 
         std::fs::create_dir_all(proc_root.join("self")).unwrap();

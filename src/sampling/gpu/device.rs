@@ -14,7 +14,7 @@ use crate::model::reading::{Reading, Reason};
 use crate::model::time::Mono;
 use crate::sampling::frame::{DeviceFrame, GpuProcessUse};
 
-/// What a MIG slice has of its own. Utilisation is in the list because its absence has to be said.
+/// What a MIG slice has of its own. Utilisation is in the list so that its absence is reported.
 const OF_SLICES: [MetricId; 6] = [
     MetricId::GpuGpuUtilization,
     MetricId::GpuMemoryUtilization,

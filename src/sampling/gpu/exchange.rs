@@ -16,7 +16,7 @@ pub(super) struct State {
     pub(super) asked: Option<(Mono, Instant, Depth)>,
     /// When the frame that is being read was begun.
     pub(super) busy: Option<Instant>,
-    /// A whole frame that nobody has taken.
+    /// A whole frame that was not taken yet.
     pub(super) ready: Option<GpuFrame>,
     pub(super) spare: Vec<GpuFrame>,
     pub(super) news: Vec<GpuNews>,

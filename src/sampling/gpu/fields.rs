@@ -19,7 +19,7 @@ pub(super) const FIELD_COUNTERS: [(Field, MetricId, f64); 6] = [
     (Field::NvlinkRx, MetricId::GpuNvlinkRx, 1.0 / 1024.0),
 ];
 
-/// What has to be said of a byte counter of 32 bits, though its values are no absence.
+/// Reported once of a 32-bit byte counter, although its values are there.
 const WRAPS: &str = "the byte counter wraps at 4 GiB: more than that between two samples cannot be seen";
 
 /// Metrics that no older call gives where the driver lacks the field.

@@ -102,7 +102,7 @@ impl Source for Follower {
         for (place, (device, out)) in self.devices.iter_mut().zip(&mut frame.devices).enumerate() {
             let Self { nvml, settings, buffer, spare, .. } = self;
             let is_due = |last, every| depth == Depth::Everything || due(last, at, every, settings.interval);
-            let expensive = is_due(device.expensive_read, settings.dear_every);
+            let expensive = is_due(device.expensive_read, settings.expensive_every);
             let lists = settings.processes
                 && device.role != Role::Parent
                 && is_due(device.processes_read, settings.processes_every);

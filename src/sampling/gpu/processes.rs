@@ -47,12 +47,12 @@ impl Device {
             return Ok(());
         }
         if uses.is_empty() {
-            // Whoever comes later is judged from then on.
+            // A process that comes later counts from then on.
             self.utilization_seen = None;
             return Ok(());
         }
-        // At least a second back: the driver's own period is up to that long, and a look that comes sooner after the one
-        // before (the last of a run) would take the silence between two samples for idleness.
+        // At least a second back: the driver's own period is up to that long, and a read that comes sooner after the one
+        // before (the last of a run) would take the gap between two samples for idleness.
         let ago = self.one_second_ago();
         let since = self.utilization_seen.map_or(ago, |seen| seen.min(ago));
         match pass.nvml.process_utilization(device, since, pass.buffer) {
@@ -73,7 +73,7 @@ impl Device {
         Ok(())
     }
 
-    /// A second ago in µs since 1970, by the driver's clock where a field value told it.
+    /// A second ago in µs since 1970, by the driver's clock where a field value had it.
     fn one_second_ago(&self) -> u64 {
         let now = match self.fields.newest_stamp() {
             0 => SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_micros() as u64),

@@ -14,8 +14,8 @@ pub struct GpuSettings {
     pub processes: bool,
     /// Time between frames.
     pub interval: Duration,
-    /// Least time between reads of metrics of the dear tier.
-    pub dear_every: Duration,
+    /// Least time between reads of metrics of the expensive tier.
+    pub expensive_every: Duration,
     /// Least time between reads of the process lists.
     pub processes_every: Duration,
     /// Least time between attempts to find a lost GPU or driver again.
@@ -23,14 +23,14 @@ pub struct GpuSettings {
 }
 
 impl GpuSettings {
-    /// These metrics of each device at this interval, dear ones every five seconds or every frame, whichever is
+    /// These metrics of each device at this interval, expensive ones every five seconds or every frame, whichever is
     /// slower, process lists every two.
     pub fn new(metrics: Vec<MetricId>, interval: Duration) -> Self {
         Self {
             metrics,
             processes: true,
             interval,
-            dear_every: interval.max(Duration::from_secs(5)),
+            expensive_every: interval.max(Duration::from_secs(5)),
             processes_every: interval.max(Duration::from_secs(2)),
             retry_every: interval.max(Duration::from_secs(5)),
         }
@@ -42,7 +42,7 @@ impl GpuSettings {
 
     /// Those of the wanted metrics that are not read in every frame.
     pub(super) fn expensive(&self) -> MetricSet {
-        let expensive = |id: &MetricId| matches!(id.get().tier, Tier::Dear | Tier::OptIn);
+        let expensive = |id: &MetricId| matches!(id.get().tier, Tier::Expensive | Tier::OptIn);
         self.wanted().iter().filter(expensive).collect()
     }
 

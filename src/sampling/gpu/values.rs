@@ -19,7 +19,7 @@ impl Device {
         self.read_fields(pass, device)?;
         self.read_power(pass, device)?;
         if pass.expensive {
-            self.read_slow(pass, device)?;
+            self.read_expensive(pass, device)?;
         }
         if pass.lists {
             self.read_processes(pass, device)?;
@@ -27,7 +27,7 @@ impl Device {
         Ok(())
     }
 
-    fn read_slow(&mut self, pass: &mut Pass<'_>, device: Handle) -> CallResult<()> {
+    fn read_expensive(&mut self, pass: &mut Pass<'_>, device: Handle) -> CallResult<()> {
         let nvml = pass.nvml;
         self.gauge(pass, MetricId::GpuPowerLimit, || {
             nvml.enforced_power_limit(device).map(|milliwatts| f64::from(milliwatts) / 1e3)

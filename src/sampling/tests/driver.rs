@@ -1,11 +1,9 @@
 //! The driver's face: what opening and probing it give.
 
-use std::sync::Arc;
-
 use fake_nvml::{Fault, Gpu, Mig, Process, Scenario};
 
 use super::stage::*;
-use crate::collectors::nvml::{HostMemory, HostMemorySource, Nvml, NvmlError};
+use crate::collectors::nvml::{Nvml, NvmlError};
 use crate::model::device::{DeviceMemory, ProbeRequest};
 use crate::model::metric::MetricId;
 use crate::model::reading::{Reading, Reason};
@@ -120,11 +118,7 @@ fn one_bad_gpu_spoils_no_other() {
         assert_eq!(seen[3].name.as_deref(), Ok("Odd \u{fffd} name"));
         assert_eq!(seen[3].compute_mode, Ok(crate::model::device::ComputeMode::ExclusiveProcess));
         assert_eq!(seen[3].gpu_utilization, Ok(70));
-        assert_eq!(
-            stage.nvml().identities().unwrap().len(),
-            2,
-            "what does not tell its UUID is not followed"
-        );
+        assert_eq!(identities(&stage.nvml()).len(), 2, "what has no UUID is not followed");
     });
 }
 
@@ -197,9 +191,8 @@ fn slices_have_their_own_memory_and_the_parent_has_the_rest() {
             assert_eq!(seen[0].gpu_utilization, Err(Reason::NotSupported));
             assert_eq!(seen[0].memory.as_ref().unwrap().used, 8200 * MIB);
             assert_eq!(seen[0].processes.as_ref().unwrap().len(), 1);
-            assert_eq!(nvml.gpus_without_slices().unwrap(), Vec::<u32>::new());
 
-            let devices: Vec<_> = nvml.identities().unwrap().into_iter().take(2).map(Arc::new).collect();
+            let devices: Vec<_> = identities(&nvml).into_iter().take(2).collect();
             stage.calls();
             let mut reader = GpuReader::launch(move || Ok((nvml, devices)), settings()).unwrap();
             let followed = reader.ready(PATIENCE).unwrap().unwrap();
@@ -234,19 +227,18 @@ fn slices_have_their_own_memory_and_the_parent_has_the_rest() {
 }
 
 #[test]
-fn a_gpu_in_mig_mode_without_slices_is_named() {
+fn a_gpu_in_mig_mode_without_slices_offers_no_device() {
     let scenario = machine(vec![
         Gpu { mig_mode: Some(1), ..gpu() },
         Gpu { mig: vec![Mig { index: Some(4), memory_total: Some(100.into()), ..Mig::default() }], ..gpu() },
     ]);
-    on_stage("driver::a_gpu_in_mig_mode_without_slices_is_named", scenario, |stage| {
+    on_stage("driver::a_gpu_in_mig_mode_without_slices_offers_no_device", scenario, |stage| {
         let nvml = stage.nvml();
         let seen = nvml.probe(&ProbeRequest::default()).unwrap();
         assert_eq!(
             seen.iter().map(|one| (one.index, one.mig.map(|m| m.index))).collect::<Vec<_>>(),
             [(1, Some(4))]
         );
-        assert_eq!(nvml.gpus_without_slices().unwrap(), [0]);
     });
 }
 
@@ -255,8 +247,9 @@ fn a_gpu_in_mig_mode_without_slices_is_named() {
 #[test]
 fn unified_memory_is_the_hosts() {
     on_stage("driver::unified_memory_is_the_hosts", ready_scenario("gb10-unified"), |stage| {
-        let host = HostMemory { total: 120 << 30, available: 70 << 30 };
-        let nvml = stage.nvml().with_host_memory(HostMemorySource::new(move || Some(host)));
+        let text = format!("MemTotal: {} kB\nMemAvailable: {} kB\n", 120 << 20, 70 << 20);
+        std::fs::write(stage.file("meminfo"), text).unwrap();
+        let nvml = stage.nvml();
         let seen = nvml.probe(&ProbeRequest { memory: true, ..ProbeRequest::default() }).unwrap();
         let memory = DeviceMemory { total: 120 << 30, free: 70 << 30, used: 20480 * MIB, unified: true };
         assert_eq!(seen[0].memory, Ok(memory));
@@ -284,8 +277,7 @@ fn a_carve_out_is_no_budget_and_silence_alone_is_no_unified_memory() {
     ]);
     on_stage("driver::a_carve_out_is_no_budget_and_silence_alone_is_no_unified_memory", scenario, |stage| {
         std::fs::write(stage.file("meminfo"), "MemTotal: 48000000 kB\nMemAvailable: 30000000 kB\n").unwrap();
-        let source = HostMemorySource::system(&stage.directory, &stage.directory);
-        let nvml = stage.nvml().with_host_memory(source);
+        let nvml = stage.nvml();
         let seen = nvml.probe(&ProbeRequest { memory: true, ..ProbeRequest::default() }).unwrap();
         let memory = DeviceMemory { total: 48_000_000 << 10, free: 30_000_000 << 10, used: 0, unified: true };
         assert_eq!(seen[0].memory, Ok(memory));

@@ -1,7 +1,6 @@
 //! The GPU reader: units, paces, faults and recoveries.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use fake_nvml::{Counter, Energy, Fault, Gpu, Process, Scenario, Signal};
@@ -547,7 +546,7 @@ fn a_stopped_reader_has_shut_the_driver_down() {
         let library = stage.library();
         let open = move || {
             let nvml = Nvml::open(Some(&library))?;
-            let devices = nvml.identities()?.into_iter().map(Arc::new).collect();
+            let devices = identities(&nvml);
             Ok((nvml, devices))
         };
         let mut reader = GpuReader::launch(open, settings()).unwrap();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::collectors::nvml::Nvml;
-use crate::model::device::DeviceIdentity;
+use crate::model::device::{DeviceIdentity, ProbeRequest};
 use crate::model::metric::{MetricId, Scope};
 use crate::model::reading::Reading;
 use crate::model::time::Mono;
@@ -45,7 +45,9 @@ impl Stage {
     }
 
     pub(super) fn nvml(&self) -> Nvml {
-        Nvml::open(Some(&self.library())).unwrap()
+        // A test that needs a certain amount of host memory has written a meminfo.
+        let proc_root = if self.file("meminfo").exists() { &self.directory } else { Path::new("/proc") };
+        Nvml::open_on(proc_root, &self.directory, Some(&self.library())).unwrap()
     }
 
     /// The calls logged since the last time, as `function` or `function gpu`.
@@ -125,9 +127,16 @@ pub(super) fn settings() -> GpuSettings {
     GpuSettings::new(every_gpu_metric(), Duration::from_secs(1))
 }
 
+/// The devices that have a UUID, in NVML's order.
+pub(super) fn identities(nvml: &Nvml) -> Vec<Arc<DeviceIdentity>> {
+    let request = ProbeRequest { name: true, memory: true, ..ProbeRequest::default() };
+    let snapshots = nvml.probe(&request).unwrap();
+    snapshots.iter().filter_map(|device| device.identity(None)).map(Arc::new).collect()
+}
+
 /// A reader of every device, in NVML's order.
 pub(super) fn reader(nvml: Nvml, settings: GpuSettings) -> GpuReader {
-    let devices: Vec<Arc<DeviceIdentity>> = nvml.identities().unwrap().into_iter().map(Arc::new).collect();
+    let devices = identities(&nvml);
     let mut reader = GpuReader::launch(move || Ok((nvml, devices)), settings).unwrap();
     reader.ready(PATIENCE).unwrap().unwrap();
     reader

@@ -1,4 +1,4 @@
-//! Who is a child of whom: the kernel's lists of children, one for each thread, or all of `/proc` where it has none.
+//! The children of processes: the kernel's lists of children, one for each thread, or all of `/proc` where it has none.
 
 use std::collections::HashSet;
 

@@ -236,7 +236,7 @@ impl Node {
     }
 
     fn read_memory(&mut self, proc: &mut Proc, leaderless: bool, is_first: bool) {
-        // Memory is told by a thread that lives; the first one nearly always does.
+        // Only a live thread shows the memory; the first one is nearly always alive.
         let other = if leaderless { proc.other_thread(self.key.pid) } else { None };
         let text = match other {
             Some(tid) => proc.read_once(&StackPath::of_thread(self.key.pid, tid, "status")),

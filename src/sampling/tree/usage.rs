@@ -96,7 +96,7 @@ impl Tree {
             _ if self.root == TreeRoot::GpuProcesses => UsageRecipient::Retired,
             Some(parent) if !self.nodes[parent].gone => UsageRecipient::Parent(parent),
             // The parent went in this pass as well. Under a minder the child was then either reaped by
-            // its parent or adopted and told of by `wait4`: to keep it could count it twice.
+            // its parent, or adopted and reported by `wait4`: keeping it could count it twice.
             _ if has_reaper => UsageRecipient::Reaper,
             Some(parent) => self.nodes[parent].recipient,
             None => UsageRecipient::Retired,

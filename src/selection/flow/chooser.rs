@@ -16,6 +16,7 @@ use crate::selection::holder::Holder;
 use crate::selection::lease::LeaseDirectory;
 use crate::selection::queue::Ticket;
 use crate::selection::visible::{self, Ordinals};
+use crate::sys::format;
 
 /// How often the first in the queue asks the driver about processes that hold no lease.
 const POLL: Duration = Duration::from_secs(2);
@@ -214,7 +215,7 @@ impl Chooser<'_> {
             let now = Instant::now();
             if deadline.is_some_and(|deadline| now >= deadline) {
                 screen.clear();
-                let waited = seconds_text(now - begun);
+                let waited = format::elapsed((now - begun).as_secs());
                 let mut why = self.too_few(&look);
                 why.text = format!("waited {waited} in vain: {}", why.text);
                 return Err(ChooseError::WaitedTooLong(why));
@@ -252,7 +253,8 @@ impl Chooser<'_> {
     fn waiting_line(&self, look: &Look, ahead: usize, waited: Duration, trouble: Option<&str>) -> String {
         let wanted = self.constraints.count.min;
         let now = look.choice.chosen.len();
-        let mut line = format!("waiting {} for {wanted} {}", seconds_text(waited), gpus(wanted as usize));
+        let mut line =
+            format!("waiting {} for {wanted} {}", format::elapsed(waited.as_secs()), gpus(wanted as usize));
         if ahead > 0 {
             line.push_str(&format!(": {ahead} ahead in the queue"));
         } else {
@@ -339,14 +341,4 @@ fn gpus(number: usize) -> &'static str {
 
 fn counted(number: usize) -> String {
     format!("{number} {}", gpus(number))
-}
-
-/// `12 s`, `3 min 4 s`, `2 h 5 min`.
-fn seconds_text(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
-        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
-    }
 }

@@ -15,8 +15,9 @@ use fake_nvml::{Cuda, Gpu, Scenario};
 use super::lines;
 use crate::faults::{FAST, gpurun, said, with_job};
 use crate::support::{kill_sidecar, python, shared_library, sidecar_of};
-use crate::transparency::harness::{Running, alive, describe, finish, job_argv, kill, pid_of, state, until};
-use crate::transparency::marked;
+use crate::transparency::harness::{
+    Running, alive, describe, finish, job_argv, kill, marked, pid_of, state, until,
+};
 
 fn one_gpu(dir: &Path) -> fake_nvml::Installed {
     let gpu = vec![Gpu::with_memory(81_920.0, 512.0, 0.0)];
