@@ -25,14 +25,10 @@ use crate::model::time::Mono;
 use crate::sampling::{ReapedUsage, TreeRoot};
 use crate::selection::flow::Surroundings;
 use crate::summary::json::{LeftoverSummary, Summary};
-<<<<<<< HEAD
 use crate::summary::start;
 use crate::sys::notice::{Notices, Verbosity};
 use crate::sys::process::{command_of, id, parent_id};
-=======
-use crate::sys::notice::Notices;
-use crate::sys::process::{id, parent_id};
->>>>>>> w-matrix
+use crate::sys::signal_source::SignalSource;
 use crate::sys::{clock, limits};
 use crate::writers::Opened;
 
@@ -210,9 +206,9 @@ impl Beside<'_> {
         if let (Some(lease), Ok(pid)) = (&mut chosen.lease, u32::try_from(job.pid)) {
             lease.note_job(pid);
         }
-        let talk = match Talk::begin(link, self.entered) {
-            Ok(talk) => talk,
-            Err(error) => return nothing_logged(notices, &format!("cannot watch signals: {error}")),
+        let talk = match SignalSource::block_all() {
+            Ok(signals) => Talk::begin(link, signals, self.entered),
+            Err(error) => return nothing_logged(&link, notices, &format!("cannot watch signals: {error}")),
         };
         limits::raise_descriptors();
         say_start(&chosen, &setup.logging, opened.as_ref(), notices);
@@ -233,7 +229,9 @@ impl Beside<'_> {
         };
         let engine = match Engine::start(settings, inbox) {
             Ok(engine) => engine,
-            Err(error) => return nothing_logged(notices, &format!("cannot start a thread: {error}")),
+            Err(error) => {
+                return nothing_logged(talk.link(), notices, &format!("cannot start a thread: {error}"));
+            }
         };
         let exit = follow(&talk, &engine);
         if exit.is_err() {
@@ -247,13 +245,15 @@ impl Beside<'_> {
         let (end, left) = finish(engine, exit, &talk);
         let ended = Ended { left, losses, held: chosen.lease.is_some() };
         say_end(end, &ended, &setup.logging, notices);
-        talk.send(&ToMinder::Done);
+        talk.link().send(&ToMinder::Done);
         Exit::Ok.code()
     }
 }
 
-fn nothing_logged(notices: &Notices, why: &str) -> u8 {
+/// Says why there is no log; the minder then has nothing to add.
+fn nothing_logged(link: &SidecarEnd, notices: &Notices, why: &str) -> u8 {
     notices.error(&format!("nothing is logged: {why}"));
+    link.send(&ToMinder::Done);
     Exit::OwnFailure.code()
 }
 
