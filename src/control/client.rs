@@ -18,13 +18,13 @@ const MAX_REPLY: usize = 32 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The socket is gone, refuses, or belongs to another user.
-    #[error("no gpurun answers on its socket: {0}")]
+    #[error("cannot reach gpurun: {0}")]
     Unreachable(io::Error),
     /// The reply did not come in time.
     #[error("gpurun did not answer in time")]
     TimedOut,
     /// The reply is not one of the protocol.
-    #[error("the reply of gpurun is not JSON of the control protocol")]
+    #[error("the reply of gpurun is not valid JSON")]
     Garbled,
     /// gpurun refused; in its words.
     #[error("{0}")]

@@ -42,6 +42,8 @@ pub struct ReapedProcess {
 /// From the minder.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ToSidecar {
+    /// The process that is about to execute the job; it sends this itself.
+    Starting(Job),
     /// The job runs.
     Started(Job),
     /// A process of the job was reaped.
@@ -160,6 +162,11 @@ impl<'a> Fields<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
+    fn job(&mut self) -> Option<Job> {
+        let (pid, mono) = (self.i32()?, Mono(self.u64()?));
+        Some(Job { pid, mono, wall: Wall(i64::from_le_bytes(self.array()?)) })
+    }
+
     fn text(&mut self) -> Option<OsString> {
         let length = usize::try_from(self.u32()?).ok()?;
         self.take(length).map(|bytes| OsString::from_vec(bytes.to_vec()))
@@ -181,10 +188,11 @@ impl ToSidecar {
             Self::Left(_) => 6,
             Self::GiveUp => 7,
             Self::Ping(_) => 8,
+            Self::Starting(_) => 9,
         };
         let mut packet = Packet::new(tag);
         match self {
-            Self::Started(job) => {
+            Self::Starting(job) | Self::Started(job) => {
                 packet.put(&job.pid.to_le_bytes());
                 packet.put(&job.mono.0.to_le_bytes());
                 packet.put(&job.wall.0.to_le_bytes());
@@ -213,11 +221,7 @@ impl ToSidecar {
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut fields = Fields(bytes);
         let message = match fields.u8()? {
-            1 => Self::Started(Job {
-                pid: fields.i32()?,
-                mono: Mono(fields.u64()?),
-                wall: Wall(i64::from_le_bytes(fields.array()?)),
-            }),
+            1 => Self::Started(fields.job()?),
             2 => Self::Reaped(ReapedProcess {
                 pid: fields.i32()?,
                 cpu_seconds: f64::from_le_bytes(fields.array()?),
@@ -242,6 +246,7 @@ impl ToSidecar {
             }
             7 => Self::GiveUp,
             8 => Self::Ping(fields.u32()?),
+            9 => Self::Starting(fields.job()?),
             _ => return None,
         };
         fields.at_end().then_some(message)
@@ -356,6 +361,7 @@ mod tests {
             (1..65i32, any::<bool>()).prop_map(|(signal, core)| JobExit::Signal { signal, core }),
         ];
         prop_oneof![
+            job.clone().prop_map(ToSidecar::Starting),
             job.prop_map(ToSidecar::Started),
             reaped.prop_map(ToSidecar::Reaped),
             any::<u64>().prop_map(|at| ToSidecar::Suspended(Mono(at))),

@@ -76,7 +76,7 @@ impl MinderEnd {
     }
 
     fn try_send(&self, packet: &[u8]) -> Result<usize, Errno> {
-        rustix::net::send(&self.fd, packet, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+        send_packet(self.fd.as_fd(), packet)
     }
 
     /// Keeps a message; without memory it is lost, the job is not.
@@ -122,6 +122,17 @@ impl MinderEnd {
             }
         }
     }
+}
+
+/// Sends a message by the descriptor of a minder's end, with one system call and no memory of the heap: for a process
+/// between fork and exec.
+pub fn send_raw(minder: BorrowedFd<'_>, message: &ToSidecar) {
+    // A sidecar that has ended hears nothing.
+    let _ = send_packet(minder, message.encode().as_bytes());
+}
+
+fn send_packet(fd: BorrowedFd<'_>, packet: &[u8]) -> Result<usize, Errno> {
+    rustix::net::send(fd, packet, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
 }
 
 /// The sidecar's end. Sending waits while the minder is stopped.

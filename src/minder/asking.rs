@@ -94,12 +94,13 @@ impl<'a> Asking<'a> {
 
 /// What is said of a driver that has not answered for `taken`.
 pub(super) fn silence(taken: Duration) -> String {
-    format!("the NVIDIA driver has not answered for {} s; does nvidia-smi?", taken.as_secs())
+    format!("the NVIDIA driver has not answered for {} s; try nvidia-smi", taken.as_secs())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::notice::Verbosity;
 
     fn asking(patience: Patience, notices: &Notices) -> Asking<'_> {
         let begun = Instant::now();
@@ -108,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_call_is_given_up_after_its_time() {
-        let notices = Notices::new(true);
+        let notices = Notices::new(Verbosity::Quiet);
         let after = |patience, seconds: u64| {
             let mut asking = asking(patience, &notices);
             asking.judge(asking.begun + Duration::from_secs(seconds))
@@ -126,7 +127,7 @@ mod tests {
 
     #[test]
     fn without_a_call_there_is_no_limit() {
-        let notices = Notices::new(true);
+        let notices = Notices::new(Verbosity::Quiet);
         let mut asking = Asking::new(Patience::None, &notices);
         assert_eq!(asking.judge(asking.begun + Duration::from_secs(1000)), Ok(None));
     }

@@ -19,7 +19,6 @@ use crate::model::time::Mono;
 use crate::sys::clock::monotonic;
 use crate::sys::inherited::inherited;
 use crate::sys::signal_source::SignalSource;
-use crate::sys::signals::SignalSet;
 
 /// How often children are looked at although nothing was heard: where another thread of this process (a preloaded
 /// library's) takes SIGCHLD away, stops and orphans are noticed by this alone.
@@ -348,10 +347,9 @@ impl Job {
     fn stop_beside_job(&mut self) {
         if let Some(signal) = self.stop_due
             && self.witness.deadline().is_none()
-            && !SignalSet::pending_now().contains(libc::SIGCONT)
+            && stop::beside(self.pid, signal)
         {
             self.stop_due = None;
-            stop::beside(self.pid, signal);
             self.look_at_children = true;
         }
     }

@@ -49,7 +49,7 @@ pub fn ask(question: &Question<'_>, answer: impl FnOnce(SidecarEnd) -> u8) -> (V
             }
             Err(NoAnswer::Ended) => {
                 let how = describe_exit(child.wait(END));
-                question.notices.error(&format!("the process that asks the NVIDIA driver {how}"));
+                question.notices.error(&format!("the process that reads the NVIDIA driver {how}"));
                 return (Vec::new(), question.failed);
             }
         }

@@ -11,7 +11,7 @@ use super::asking::{Asking, NoAnswer, silence};
 use super::job::{Job, JobEvent};
 use super::origin::NotForwarded;
 use super::sidecar::Sidecar;
-use super::spawn::{JobCommand, LaunchError, spawn};
+use super::spawn::{Announcement, JobCommand, LaunchError, spawn};
 use super::termination::Termination;
 use super::{ending, exit, tree};
 use crate::link::{self, Ready, SidecarEnd, ToMinder, ToSidecar};
@@ -67,7 +67,7 @@ pub fn run(plan: &Plan, sidecar: impl FnOnce(SidecarEnd) -> u8) -> u8 {
     };
     // Before the job: a signal that acts on the minder alone from here on would leave the job without it.
     signals.catch_all();
-    match start_job(plan, &ready, &lease) {
+    match start_job(plan, &ready, &lease, &started) {
         Ok((pid, job)) => {
             started.send(&ToSidecar::Started(job));
             let job = Job::new(signals, started, pid, earlier_children);
@@ -123,23 +123,29 @@ fn without_answer(
     };
     sidecar.kill();
     if plan.choice.is_some() {
-        plan.notices.error(&format!("GPUs cannot be chosen: {why}"));
+        plan.notices.error(&format!("cannot choose GPUs: {why}"));
         return Err(status);
     }
     plan.notices.error(&format!("nothing is logged: {why}"));
     Ok((Ready::default(), Vec::new()))
 }
 
-fn start_job(plan: &Plan, ready: &Ready, lease: &[OwnedFd]) -> Result<(i32, link::Job), LaunchError> {
+fn start_job(
+    plan: &Plan,
+    ready: &Ready,
+    lease: &[OwnedFd],
+    sidecar: &Sidecar,
+) -> Result<(i32, link::Job), LaunchError> {
+    let at = clock::pair();
     let command = JobCommand {
         argv: plan.command.clone(),
         env: ready.env.clone(),
         keep_fds: lease.iter().map(AsRawFd::as_raw_fd).collect(),
         die_together: plan.die_together,
+        announcement: sidecar.link().map(|(link, _)| Announcement { link: link.as_raw_fd(), at }),
     };
-    let before = clock::pair();
     let pid = spawn(&command)?;
-    Ok((pid, link::Job { pid, mono: before.mono, wall: before.wall }))
+    Ok((pid, link::Job { pid, mono: at.mono, wall: at.wall }))
 }
 
 /// Minds the job to its end and the sidecar's; how the job ended, where that can be known.
@@ -192,6 +198,6 @@ pub(super) fn describe_exit(exit: Option<JobExit>) -> String {
     match exit {
         Some(JobExit::Signal { signal, .. }) => format!("was killed by {}", signal::name(signal)),
         Some(JobExit::Code(code)) => format!("exited with status {code}"),
-        None => "does not end".to_owned(),
+        None => "does not exit".to_owned(),
     }
 }

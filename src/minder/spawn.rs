@@ -2,11 +2,13 @@
 
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 use super::{children, stop};
+use crate::link::{Job, ToSidecar, send_raw};
+use crate::model::time::ClockPair;
 use crate::sys::inherited::{Inherited, inherited};
 use crate::sys::signals::{SignalSet, set_disposition};
 
@@ -21,6 +23,27 @@ pub(super) struct JobCommand {
     pub keep_fds: Vec<RawFd>,
     /// The kernel kills the job's main process when gpurun dies, however it dies.
     pub die_together: bool,
+    /// How the new process tells the sidecar that it is about to execute the job.
+    pub announcement: Option<Announcement>,
+}
+
+/// What the job's process tells before it executes the job. It does so itself: should the minder be killed in the moment
+/// of the start, the sidecar knows which process to follow.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Announcement {
+    /// The minder's end of the link.
+    pub link: RawFd,
+    /// When the start began.
+    pub at: ClockPair,
+}
+
+impl Announcement {
+    /// Sends it from the new process: two system calls.
+    fn send(self) {
+        // SAFETY: the new process has a copy of the minder's descriptor until it executes the job; its own id is read.
+        let (link, pid) = unsafe { (BorrowedFd::borrow_raw(self.link), libc::getpid()) };
+        send_raw(link, &ToSidecar::Starting(Job { pid, mono: self.at.mono, wall: self.at.wall }));
+    }
 }
 
 /// Why there is no job; its text is the one line for stderr, [`LaunchError::exit_code`] the status.
@@ -53,7 +76,7 @@ pub(super) enum LaunchError {
         source: io::Error,
     },
     /// The command line or a variable cannot be passed on (125).
-    #[error("cannot start the job: {0} holds a zero byte")]
+    #[error("cannot start the job: {0} contains a zero byte")]
     Unpassable(&'static str),
 }
 
@@ -78,6 +101,7 @@ struct Prepared {
     envp: Vec<*const libc::c_char>,
     keep_fds: Vec<RawFd>,
     die_together: bool,
+    announcement: Option<Announcement>,
     parent: libc::pid_t,
     /// Owns what the pointers point to.
     _strings: Vec<CString>,
@@ -124,6 +148,7 @@ impl Prepared {
             envp,
             keep_fds: command.keep_fds.clone(),
             die_together: command.die_together,
+            announcement: command.announcement,
             // SAFETY: reads the caller's own id.
             parent: unsafe { libc::getpid() },
             _strings: strings,
@@ -243,6 +268,9 @@ fn in_child(prepared: &mut Prepared, entry: &Inherited, report: RawFd) -> ! {
         // SAFETY: an attribute of this process.
         unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
     }
+    if let Some(announcement) = prepared.announcement {
+        announcement.send();
+    }
     entry.blocked.set_as_mask();
     let (errno, candidate) = exec(prepared);
     let mut message = [0; 8];
@@ -331,7 +359,7 @@ fn explain(errno: i32, candidate: u32, command: &JobCommand, candidates: &[CStri
     let reason = match errno {
         libc::EACCES if Path::new(&tried).is_dir() => "it is a directory".to_owned(),
         libc::EACCES => "permission denied (is it executable? try chmod +x)".to_owned(),
-        libc::ENOEXEC => "the kernel does not know this format".to_owned(),
+        libc::ENOEXEC => "its format is not executable here".to_owned(),
         other => io::Error::from_raw_os_error(other).to_string(),
     };
     LaunchError::CannotExecute { path: tried.to_string_lossy().into_owned(), reason }
@@ -369,7 +397,7 @@ fn interpreter_reason(file: &Path) -> String {
             let interpreter = line.split_ascii_whitespace().next().unwrap_or_default();
             format!("its interpreter `{}` does not exist", interpreter.escape_debug())
         }
-        None => "the program loader it asks for does not exist".to_owned(),
+        None => "its program loader does not exist".to_owned(),
     }
 }
 

@@ -17,14 +17,13 @@ use crate::sys::{clock, descriptors, process};
 /// or none.
 const NAME: &std::ffi::CStr = c"gpurun-sidecar";
 
-/// Makes this process, just forked, a child that works for `minder`: it has a name, no standard input and output, none
-/// of the descriptors that gpurun was started with, and ends with the minder.
+/// Makes this process, just forked, a child that works for the minder: it has a name, no standard input and output, and
+/// none of the descriptors that gpurun was started with.
 ///
 /// # Errors
-/// The minder is dead, or the system refuses a descriptor.
-pub fn enter(link: SidecarEnd, minder: i32) -> io::Result<SidecarEnd> {
+/// The system refuses a descriptor.
+pub fn enter(link: SidecarEnd) -> io::Result<SidecarEnd> {
     process::name_thread(NAME);
-    process::die_with(minder)?;
     // What the driver library forks stays here, also when its parent ends.
     process::adopt_orphans();
     descriptors::keep_only(link.into_fd()).map(SidecarEnd::from_fd)
@@ -48,8 +47,10 @@ pub fn leave_signals_to_minder() {
     stops.unblock();
 }
 
-/// From now on signals that stop wait too: the job may start at any moment, and the sidecar does not stop with it.
-pub fn hold_stops() {
+/// From now on the end of the minder is told by the link alone, so that what is made for the job can be removed again, and
+/// signals that stop wait too: the job may start at any moment, and the sidecar does not stop with it.
+pub fn get_ready() {
+    process::outlive_parent();
     let mut stops = SignalSet::EMPTY;
     STOPS.iter().for_each(|signal| stops.insert(*signal));
     stops.block();
@@ -68,14 +69,13 @@ pub struct Talk {
 }
 
 impl Talk {
-    /// Begins to report signals, those that came since `entered` included, and lives on should the minder be killed. Before any other thread is started.
+    /// Begins to report signals, those that came since `entered` included. No thread may let one through.
     ///
     /// # Errors
     /// No descriptor for the signals.
     pub fn begin(link: SidecarEnd, entered: Mono) -> io::Result<Self> {
         let signals = SignalSource::block_all()?;
         signals.catch_all();
-        process::outlive_parent();
         Ok(Self { link, signals, last_empty: Cell::new(entered) })
     }
 

@@ -1,12 +1,14 @@
-//! This process: its name, its parent, its end.
+//! This process: its name, its parent, its end. And the command line of any process.
 
-use std::io;
+use std::{fs, io};
 
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getppid, set_child_subreaper, set_parent_process_death_signal,
     waitpid,
 };
+
+use super::stat::Stat;
 
 /// Ends the process with this status and runs nothing on the way out: exit handlers of a driver library may hang, or
 /// crash beside a call of the driver that hangs.
@@ -15,16 +17,18 @@ pub fn exit_at_once(status: u8) -> ! {
     unsafe { libc::_exit(i32::from(status)) }
 }
 
-/// Starts a copy of this process that runs `body` and ends with the status that it gives. Only where this process has a
-/// single thread: another one could hold a lock that the copy waits for.
+/// Starts a copy of this process that runs `body` and ends with the status that it gives. The kernel kills the copy when
+/// this process ends, until it calls [`outlive_parent`]. Only where this process has a single thread: another one could
+/// hold a lock that the copy waits for.
 ///
 /// # Errors
 /// No process.
 pub fn fork(body: impl FnOnce() -> u8) -> io::Result<i32> {
+    let parent = id();
     // SAFETY: by the caller's word there is one thread, so the copy is whole; it runs `body` and ends.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
-        0 => exit_at_once(body()),
+        0 => exit_at_once(if die_with(parent).is_ok() { body() } else { 1 }),
         pid => Ok(pid),
     }
 }
@@ -44,9 +48,10 @@ pub fn wait_for_end(pid: i32) -> Option<WaitStatus> {
 ///
 /// # Errors
 /// The parent is dead already.
-pub fn die_with(parent: i32) -> Result<(), Errno> {
+fn die_with(parent: i32) -> Result<(), Errno> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    if parent_id() == parent { Ok(()) } else { Err(Errno::SRCH) }
+    // A parent outside this PID namespace has no number here.
+    if [parent, 0].contains(&parent_id()) { Ok(()) } else { Err(Errno::SRCH) }
 }
 
 /// Lets this process live on when its parent dies.
@@ -75,4 +80,17 @@ pub fn adopt_orphans() {
 pub fn name_thread(name: &std::ffi::CStr) {
     // Fails for no valid argument.
     let _ = rustix::thread::set_name(name);
+}
+
+/// The command line of a process with spaces between the arguments, `[name]` where it is empty; `None` once it has ended.
+pub fn command_of(pid: i32) -> Option<String> {
+    let words = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let words: Vec<_> =
+        words.split(|byte| *byte == 0).filter(|word| !word.is_empty()).map(String::from_utf8_lossy).collect();
+    if !words.is_empty() {
+        return Some(words.join(" "));
+    }
+    // A kernel thread, a zombie, or a process that wiped its arguments.
+    let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
+    (!Stat::read(pid)?.has_ended()).then(|| format!("[{}]", String::from_utf8_lossy(&name).trim_end()))
 }

@@ -261,7 +261,7 @@ impl Series {
         let anchor = *self.anchor.get_or_insert(point);
         let length = now.at - anchor.at;
         if length >= enough * 3 {
-            // Not for ever: a series that is read more often than it says has its extremes too.
+            // Not forever: a series that is read more often than it says has its extremes too.
             self.anchor = Some(point);
         }
         (length >= enough).then(|| (now.value - anchor.value).max(0.0) / (length as f64 / NANOS))

@@ -173,28 +173,29 @@ pub(crate) enum Placing {
     NextFree,
 }
 
-/// A file under a random hidden name, to be renamed when it is whole. Dropped before that, it is removed.
+/// A file that gets its name when it is whole. Until then it has none, so that nothing of it stays where this process is
+/// killed; a filesystem that has no such files (NFS) gives it a random hidden name, which is removed on drop.
 #[derive(Debug)]
 pub(crate) struct TempFile {
     directory: Directory,
-    name: OsString,
+    name: Option<OsString>,
     file: File,
 }
 
 impl TempFile {
-    /// Makes the file. Nobody can have prepared anything under its name.
+    /// Makes the file. Nobody can have prepared anything in its place.
     pub(crate) fn create(directory: &Directory) -> io::Result<TempFile> {
-        loop {
-            let mut random = [0u8; 8];
-            rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-            // Hidden: readers of a directory of logs pass it by.
-            let name = OsString::from(format!(".gpurun-{:016x}.tmp", u64::from_ne_bytes(random)));
-            match directory.create_new(&name) {
-                Ok(file) => return Ok(TempFile { directory: directory.clone(), name, file }),
-                Err(error) if taken(&error) => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let (name, file) = match rustix::fs::openat(&directory.fd, c".", flags, NEW_FILE) {
+            Ok(file) => (None, file.into()),
+            Err(_) => Self::named(directory)?,
+        };
+        Ok(TempFile { directory: directory.clone(), name, file })
+    }
+
+    fn named(directory: &Directory) -> io::Result<(Option<OsString>, File)> {
+        let (name, file) = under_random_name(|name| directory.create_new(name))?;
+        Ok((Some(name), file))
     }
 
     /// The file.
@@ -204,7 +205,7 @@ impl TempFile {
 
     /// Brings the content to the disk and gives it the name of a path in the same directory; answers with the path that
     /// it got.
-    pub(crate) fn place(self, path: &Path, placing: Placing) -> io::Result<PathBuf> {
+    pub(crate) fn place(mut self, path: &Path, placing: Placing) -> io::Result<PathBuf> {
         self.file.sync_all()?;
         let mut n = 1;
         loop {
@@ -225,23 +226,50 @@ impl TempFile {
         }
     }
 
-    fn replace(&self, name: &OsStr) -> io::Result<()> {
+    fn replace(&mut self, name: &OsStr) -> io::Result<()> {
         if let Some(old) = self.directory.stat(name)?.filter(is_regular) {
             // The new file can be read by whoever could read the old one.
             let _ = rustix::fs::fchmod(&self.file, Mode::from_raw_mode(old.st_mode));
         }
+        let temporary = match &self.name {
+            Some(name) => name,
+            // Only a name can be renamed.
+            None => self.name.insert(under_random_name(|name| link(&self.file, &self.directory, name))?.0),
+        };
         let dir = &self.directory.fd;
-        Ok(rustix::fs::renameat(dir, &self.name, dir, name)?)
+        Ok(rustix::fs::renameat(dir, temporary, dir, name)?)
     }
 
     fn put(&self, name: &OsStr) -> io::Result<()> {
+        let Some(temporary) = &self.name else { return link(&self.file, &self.directory, name) };
         let dir = &self.directory.fd;
-        match rustix::fs::linkat(dir, &self.name, dir, name, AtFlags::empty()) {
-            Ok(()) => self.directory.remove(&self.name),
+        match rustix::fs::linkat(dir, temporary, dir, name, AtFlags::empty()) {
+            Ok(()) => self.directory.remove(temporary),
             Err(rustix::io::Errno::EXIST) => Err(io::ErrorKind::AlreadyExists.into()),
             // A filesystem without hard links cannot refuse to replace.
-            Err(_) if !self.directory.has(name)? => Ok(rustix::fs::renameat(dir, &self.name, dir, name)?),
+            Err(_) if !self.directory.has(name)? => Ok(rustix::fs::renameat(dir, temporary, dir, name)?),
             Err(_) => Err(io::ErrorKind::AlreadyExists.into()),
+        }
+    }
+}
+
+/// Gives a file without a name one that is free.
+fn link(file: &File, directory: &Directory, name: &OsStr) -> io::Result<()> {
+    let file = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let follow = AtFlags::SYMLINK_FOLLOW;
+    Ok(rustix::fs::linkat(rustix::fs::CWD, file, &directory.fd, name, follow)?)
+}
+
+/// Makes something under a random name, which nobody can have foreseen. Hidden: readers of a directory of logs pass it by.
+fn under_random_name<T>(mut make: impl FnMut(&OsStr) -> io::Result<T>) -> io::Result<(OsString, T)> {
+    loop {
+        let mut random = [0u8; 8];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+        let name = OsString::from(format!(".gpurun-{:016x}.tmp", u64::from_ne_bytes(random)));
+        match make(&name) {
+            Ok(made) => return Ok((name, made)),
+            Err(error) if taken(&error) => {}
+            Err(error) => return Err(error),
         }
     }
 }
@@ -252,8 +280,10 @@ fn taken(error: &io::Error) -> bool {
 
 impl Drop for TempFile {
     fn drop(&mut self) {
-        // After a rename there is nothing of that name.
-        let _ = self.directory.remove(&self.name);
+        if let Some(name) = &self.name {
+            // After a rename there is nothing of that name.
+            let _ = self.directory.remove(name);
+        }
     }
 }
 
@@ -309,25 +339,31 @@ mod tests {
 
     #[test]
     fn a_temporary_file_replaces_or_gets_the_next_free_name() {
-        let dir = tempfile::tempdir().unwrap();
-        let held = Directory::open(dir.path()).unwrap();
-        let there = dir.path().join("m.json");
-        let content = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
-        let place = |text: &str, placing| {
-            let temp = TempFile::create(&held).unwrap();
-            temp.file().write_all(text.as_bytes()).unwrap();
-            temp.place(&there, placing)
+        let named = |held: &Directory| {
+            let (name, file) = TempFile::named(held)?;
+            Ok(TempFile { directory: held.clone(), name, file })
         };
-        fs::write(&there, "old").unwrap();
-        fs::set_permissions(&there, fs::Permissions::from_mode(0o640)).unwrap();
-        assert_eq!(place("x", Placing::New).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
-        assert_eq!(place("second", Placing::NextFree).unwrap(), dir.path().join("m-2.json"));
-        assert_eq!(place("third", Placing::NextFree).unwrap(), dir.path().join("m-3.json"));
-        assert_eq!((content("m.json"), content("m-2.json")), ("old".into(), "second".into()));
-        assert_eq!(place("newer", Placing::Replace).unwrap(), there);
-        assert_eq!(content("m.json"), "newer");
-        assert_eq!(fs::metadata(&there).unwrap().permissions().mode() & 0o777, 0o640);
-        drop(TempFile::create(&held).unwrap());
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+        for create in [TempFile::create as fn(&Directory) -> _, named] {
+            let dir = tempfile::tempdir().unwrap();
+            let held = Directory::open(dir.path()).unwrap();
+            let there = dir.path().join("m.json");
+            let content = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+            let place = |text: &str, placing| {
+                let temp: TempFile = create(&held)?;
+                temp.file().write_all(text.as_bytes())?;
+                temp.place(&there, placing)
+            };
+            fs::write(&there, "old").unwrap();
+            fs::set_permissions(&there, fs::Permissions::from_mode(0o640)).unwrap();
+            assert_eq!(place("x", Placing::New).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+            assert_eq!(place("second", Placing::NextFree).unwrap(), dir.path().join("m-2.json"));
+            assert_eq!(place("third", Placing::NextFree).unwrap(), dir.path().join("m-3.json"));
+            assert_eq!((content("m.json"), content("m-2.json")), ("old".into(), "second".into()));
+            assert_eq!(place("newer", Placing::Replace).unwrap(), there);
+            assert_eq!(content("m.json"), "newer");
+            assert_eq!(fs::metadata(&there).unwrap().permissions().mode() & 0o777, 0o640);
+            drop(create(&held).unwrap());
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+        }
     }
 }

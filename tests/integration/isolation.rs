@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test where they are")]
 
 mod driver;
+mod processes;
 mod signals;
 
 use std::path::Path;

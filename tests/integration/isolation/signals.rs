@@ -35,11 +35,8 @@ __attribute__((constructor)) static void begin(void) {
 /// Threads of a process that have no signal blocked.
 fn open_threads(pid: i32) -> usize {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let open = |status: String| status.lines().any(|line| line == "SigBlk:\t0000000000000000");
-    tasks
-        .filter_map(|task| fs::read_to_string(task.path().join("status")).ok())
-        .filter(|s| open(s.clone()))
-        .count()
+    let statuses = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+    statuses.filter(|status| status.lines().any(|line| line == "SigBlk:\t0000000000000000")).count()
 }
 
 /// A signal that gpurun alone gets, and that passes behind all others.
