@@ -332,7 +332,7 @@ fn a_sidecar_that_is_stopped_is_not_waited_for_and_finishes_the_log_when_it_is_c
     assert_eq!(run.status().code(), Some(JOB_STATUS));
     let said = run.running.stderr();
     assert!(
-        said.contains("does not answer and is not waited for") && said.contains("recover m.parquet"),
+        said.contains("does not answer: gpurun ends without it") && said.contains("recover m.parquet"),
         "{said}"
     );
     assert!(run.holders().is_empty(), "the hold ends with the job");

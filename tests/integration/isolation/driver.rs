@@ -95,8 +95,8 @@ fn a_driver_library_that_cannot_be_loaded_alive_costs_its_own_values_only() {
 fn a_driver_that_ends_its_process_while_gpus_are_chosen_is_an_error_of_one_line() {
     let cases: [(&[&str], &str, &str); 3] = [
         (&["-n", "1", "--", "touch", "ran"], "code 125", "cannot choose GPUs: the measuring process"),
-        (&["select"], "code 2", "the process that asks the NVIDIA driver"),
-        (&["devices"], "code 125", "the process that asks the NVIDIA driver"),
+        (&["select"], "code 2", "the process that reads the NVIDIA driver"),
+        (&["devices"], "code 125", "the process that reads the NVIDIA driver"),
     ];
     let check = |dir: &Path, driver: &fake_nvml::Installed, how: &str| {
         for (words, status, subject) in cases {
