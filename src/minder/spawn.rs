@@ -38,11 +38,16 @@ pub(super) struct Announcement {
 }
 
 impl Announcement {
-    /// Sends it from the new process: two system calls.
-    fn send(self) {
-        // SAFETY: the new process has a copy of the minder's descriptor until it executes the job; its own id is read.
-        let (link, pid) = unsafe { (BorrowedFd::borrow_raw(self.link), libc::getpid()) };
-        send_raw(link, &ToSidecar::Starting(Job { pid, mono: self.at.mono, wall: self.at.wall }));
+    /// Says in the new process that it is about to execute the job.
+    fn starting(self) {
+        // SAFETY: reads the caller's own id.
+        let pid = unsafe { libc::getpid() };
+        self.send(&ToSidecar::Starting(Job { pid, mono: self.at.mono, wall: self.at.wall }));
+    }
+
+    fn send(self, message: &ToSidecar) {
+        // SAFETY: the new process has a copy of the minder's descriptor until it executes the job.
+        send_raw(unsafe { BorrowedFd::borrow_raw(self.link) }, message);
     }
 }
 
@@ -269,10 +274,13 @@ fn in_child(prepared: &mut Prepared, entry: &Inherited, report: RawFd) -> ! {
         unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
     }
     if let Some(announcement) = prepared.announcement {
-        announcement.send();
+        announcement.starting();
     }
     entry.blocked.set_as_mask();
     let (errno, candidate) = exec(prepared);
+    if let Some(announcement) = prepared.announcement {
+        announcement.send(&ToSidecar::NotStarted);
+    }
     let mut message = [0; 8];
     let (first, second) = message.split_at_mut(4);
     first.copy_from_slice(&errno.to_ne_bytes());

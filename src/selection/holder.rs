@@ -61,10 +61,11 @@ impl fmt::Display for Holder {
 }
 
 impl Holder {
-    /// Since when, in local time with its zone; with the date where it is not that of `now`.
+    /// Since when, in local time with its zone; the date only where it is not that of `now`.
     pub fn since_text(&self, now: jiff::Timestamp) -> Option<String> {
         let local = |time: jiff::Timestamp| time.to_zoned_datetime(jiff::tz::TimeZone::system());
-        let since = jiff::Timestamp::from_second(self.since).ok().filter(|_| self.since != 0).map(local)?;
+        let known = Some(self.since).filter(|since| *since != 0)?;
+        let since = local(jiff::Timestamp::from_second(known).ok()?);
         let form = if since.date() == local(now).date() { "%H:%M %Z" } else { "%Y-%m-%d %H:%M %Z" };
         Some(since.strftime(form).to_string())
     }

@@ -28,7 +28,7 @@ use crate::summary::json::{LeftoverSummary, Summary};
 use crate::summary::start;
 use crate::sys::notice::{Notices, Verbosity};
 use crate::sys::process::{command_of, id, parent_id};
-use crate::sys::stat::Stat;
+use crate::sys::signal_source::SignalSource;
 use crate::sys::{clock, limits};
 use crate::writers::Opened;
 
@@ -168,23 +168,20 @@ fn outer_records(logging: &Logging) -> bool {
     !writes && outer().is_some_and(|path| control::Client::connect(path.as_ref()).is_ok())
 }
 
-/// Waits for the minder to have started the job. One that is killed in between leaves a process that has announced itself
-/// and runs the job.
+/// Waits for the minder to have started the job. Where it is killed in between, the job's own word counts.
 fn wait_for_start(link: &SidecarEnd) -> Result<Job, Closed> {
-    let mut starting: Option<Job> = None;
+    let mut starting = None;
     loop {
         match link.receive() {
-            Ok(Some(ToSidecar::Starting(job))) => starting = Some(job),
             Ok(Some(ToSidecar::Started(job))) => return Ok(job),
+            Ok(Some(ToSidecar::Starting(job))) => starting = Some(job),
+            Ok(Some(ToSidecar::NotStarted)) => starting = None,
             Ok(Some(_)) => {}
             Ok(None) => {
                 // An interrupted wait is looked at again.
                 let _ = poll(&mut [PollFd::from_borrowed_fd(link.as_fd(), PollFlags::IN)], None);
             }
-            Err(Closed) => {
-                let runs = |job: &Job| Stat::read(job.pid).is_some_and(|stat| !stat.has_ended());
-                return starting.filter(runs).ok_or(Closed);
-            }
+            Err(Closed) => return starting.ok_or(Closed),
         }
     }
 }
@@ -209,9 +206,9 @@ impl Beside<'_> {
         if let (Some(lease), Ok(pid)) = (&mut chosen.lease, u32::try_from(job.pid)) {
             lease.note_job(pid);
         }
-        let talk = match Talk::begin(link, self.entered) {
-            Ok(talk) => talk,
-            Err(error) => return nothing_logged(notices, &format!("cannot watch signals: {error}")),
+        let talk = match SignalSource::block_all() {
+            Ok(signals) => Talk::begin(link, signals, self.entered),
+            Err(error) => return nothing_logged(&link, notices, &format!("cannot watch signals: {error}")),
         };
         limits::raise_descriptors();
         say_start(&chosen, &setup.logging, opened.as_ref(), notices);
@@ -232,7 +229,9 @@ impl Beside<'_> {
         };
         let engine = match Engine::start(settings, inbox) {
             Ok(engine) => engine,
-            Err(error) => return nothing_logged(notices, &format!("cannot start a thread: {error}")),
+            Err(error) => {
+                return nothing_logged(talk.link(), notices, &format!("cannot start a thread: {error}"));
+            }
         };
         let exit = follow(&talk, &engine);
         if exit.is_err() {
@@ -246,13 +245,15 @@ impl Beside<'_> {
         let (end, left) = finish(engine, exit, &talk);
         let ended = Ended { left, losses, held: chosen.lease.is_some() };
         say_end(end, &ended, &setup.logging, notices);
-        talk.send(&ToMinder::Done);
+        talk.link().send(&ToMinder::Done);
         Exit::Ok.code()
     }
 }
 
-fn nothing_logged(notices: &Notices, why: &str) -> u8 {
+/// Says why there is no log; the minder then has nothing to add.
+fn nothing_logged(link: &SidecarEnd, notices: &Notices, why: &str) -> u8 {
     notices.error(&format!("nothing is logged: {why}"));
+    link.send(&ToMinder::Done);
     Exit::OwnFailure.code()
 }
 

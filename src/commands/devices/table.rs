@@ -71,7 +71,9 @@ fn cells_of(row: &Row<'_>) -> [String; COLUMNS] {
         Some(place) => format!("{}:{}", device.index, place.index),
     };
     let (uuid, name) = match &device.uuid {
-        Ok(uuid) => (uuid.short().to_owned(), shown(&device.name, |name| short_name(name).to_owned())),
+        Ok(uuid) => {
+            (uuid.short().to_owned(), shown(&device.name, |name| printable(short_name(name)).into_owned()))
+        }
         // What does not answer to its UUID has no name either: the reason is worth more.
         Err(reason) => ("-".to_owned(), reason.to_string()),
     };
@@ -82,7 +84,7 @@ fn cells_of(row: &Row<'_>) -> [String; COLUMNS] {
         shown(&device.memory, memory_text),
         shown(&device.gpu_utilization, |percent| format!("{percent} %")),
         shown(&device.processes, |processes| users_text(processes)),
-        holders_text(&row.holders),
+        printable(&holders_text(&row.holders)).into_owned(),
     ]
 }
 
@@ -143,11 +145,11 @@ fn details(row: &Row<'_>) -> Vec<String> {
     let mut lines = vec![format!(
         "{}, {}, {} free",
         shown(uuid, ToString::to_string),
-        shown(name, Clone::clone),
+        shown(name, |name| printable(name).into_owned()),
         shown(memory, |memory| format::bytes(memory.free))
     )];
     lines.extend(processes.iter().flatten().map(process_text));
-    lines.extend(row.holders.iter().map(|holder| format!("held by {holder}")));
+    lines.extend(row.holders.iter().map(|holder| printable(&format!("held by {holder}")).into_owned()));
     lines
 }
 
@@ -158,5 +160,6 @@ fn process_text(process: &DeviceProcess) -> String {
     let command = i32::try_from(process.pid).ok().and_then(process::command_of);
     let command = command.map(|command| format!(": {command}")).unwrap_or_default();
     let kind = if process.compute { "" } else { ", graphics" };
-    format!("pid {}{user}, {memory}{kind}{command}", process.pid)
+    let line = format!("pid {}{user}, {memory}{kind}{command}", process.pid);
+    printable(&line).into_owned()
 }

@@ -15,7 +15,9 @@ use fake_nvml::{Cuda, Gpu, Scenario};
 use super::lines;
 use crate::faults::{FAST, gpurun, said, with_job};
 use crate::support::{kill_sidecar, python, shared_library, sidecar_of};
-use crate::transparency::harness::{Running, alive, describe, finish, job_argv, kill, pid_of, state, until};
+use crate::transparency::harness::{
+    Running, alive, describe, finish, job_argv, kill, marked, pid_of, state, until,
+};
 
 fn one_gpu(dir: &Path) -> fake_nvml::Installed {
     let gpu = vec![Gpu::with_memory(81_920.0, 512.0, 0.0)];
@@ -311,4 +313,57 @@ fn sampling_goes_on_after_a_stop_in_a_flood_of_marks() {
         outcome.unwrap();
     });
     assert_eq!(running.end().0, "code 0");
+}
+
+/// A run in an address space of this many KiB: whether the job ran, and what came of it.
+fn in_address_space(dir: &Path, kib: u64) -> (bool, std::process::Output) {
+    let (ran, mark) = (dir.join("ran"), format!("space-{}-{kib}", std::process::id()));
+    let _ = fs::remove_file(&ran);
+    let script = format!("ulimit -v {kib}; exec \"$@\"");
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script, "sh"]).arg(crate::support::gpurun());
+    command.args([
+        "--overwrite",
+        "--interval",
+        "50ms",
+        "--window",
+        "100ms",
+        "--log",
+        "m.csv",
+        "--log",
+        "m.parquet",
+    ]);
+    command
+        .args(["--", "sh", "-c", "echo > ran; sleep 0.2; exit 4"])
+        .current_dir(dir)
+        .env("TEST_MARK", &mark);
+    let output = command.env_remove("RUST_BACKTRACE").stdin(Stdio::null()).output().unwrap();
+    until("nobody is left", || marked(&mark).is_empty());
+    (ran.exists(), output)
+}
+
+#[test]
+fn in_an_address_space_too_small_for_the_sidecar_the_job_has_its_status() {
+    let dir = tempfile::tempdir().unwrap();
+    // Below this nothing starts, from here on the job does.
+    let (mut too_small, mut enough) = (1024_u64, 1024 * 1024);
+    assert!(in_address_space(dir.path(), enough).0);
+    while enough - too_small > 64 {
+        let between = too_small.midpoint(enough);
+        if in_address_space(dir.path(), between).0 { enough = between } else { too_small = between }
+    }
+    let mut lost = 0;
+    for kib in (enough..enough + 16 * 1024).step_by(512) {
+        let (ran, output) = in_address_space(dir.path(), kib);
+        assert!(ran, "{kib}: {}", said(&output));
+        assert_eq!(describe(output.status), "code 4", "{kib}: {}", said(&output));
+        let is_loss =
+            |line: &&String| line.contains("nothing is logged") || line.contains("the log ends here");
+        let losses = lines(&output).iter().filter(is_loss).count();
+        assert!(losses <= 1, "{kib}: {}", said(&output));
+        let summary = lines(&output).iter().any(|line| line.starts_with("gpurun: exit status 4"));
+        assert!(losses == 1 || summary, "{kib}: {}", said(&output));
+        lost += losses;
+    }
+    assert!(lost > 0, "there is a limit at which the sidecar cannot work and the job can");
 }
