@@ -267,9 +267,15 @@ fn after_kill_9_recover_finishes_what_gpurun_wrote_and_the_job_lives_on() {
                 .is_ok_and(|log| log.filter(Result::is_ok).count() > 500)
     });
     // Either process alone would finish the files or leave the job as it is; without both the journal is what is left.
+    let sidecar = support::sidecar_of(gpurun.id());
     support::kill_sidecar(gpurun.id());
     gpurun.kill().unwrap();
     gpurun.wait().unwrap();
+    // It holds its files until it is gone, or a zombie that nobody reaps.
+    wait_until(|| {
+        let status = fs::read_to_string(format!("/proc/{sidecar}/status"));
+        status.map_or(true, |status| status.contains("State:\tZ"))
+    });
     let pid = fs::read_to_string(path("pid")).unwrap();
     assert!(Path::new("/proc").join(pid.trim()).exists(), "the job died with gpurun");
 
