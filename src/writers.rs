@@ -116,7 +116,7 @@ pub enum WriterError {
     #[error("{path} exists", path = .0.display())]
     Exists(PathBuf),
     /// A device, a FIFO or a directory: rows are taken back after a failed write, which only a file allows.
-    #[error("{path} is no regular file", path = .0.display())]
+    #[error("{path} is not a regular file", path = .0.display())]
     NotAFile(PathBuf),
     /// Another process writes it.
     #[error("{path} is being written by a running gpurun", path = .0.display())]

@@ -96,7 +96,7 @@ fn may_write(path: &Path, logs: &[PathBuf]) -> Result<(), ReportError> {
     let there = match fs::metadata(path) {
         Ok(there) => there,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(io_error("look at", path)(error)),
+        Err(error) => return Err(io_error("read", path)(error)),
     };
     let same = |log: &PathBuf| {
         fs::metadata(log).is_ok_and(|log| (log.dev(), log.ino()) == (there.dev(), there.ino()))

@@ -34,7 +34,7 @@ pub(super) fn open(
 ) -> Result<Writer, WriterError> {
     let format = Box::new(CsvFormat { layout, run: None, places: HashMap::new() });
     let name = path.file_name().unwrap_or_default();
-    let there = directory.has(name).map_err(WriterError::io("look at", path))?;
+    let there = directory.has(name).map_err(WriterError::io("read", path))?;
     match mode {
         Mode::Overwrite if there => {
             Ok(Writer::new(target.clone(), LogFile::existing(directory, path)?, format, false).replacing())
@@ -86,7 +86,7 @@ fn cut_torn_line(file: &mut LogFile) -> Result<Option<String>, WriterError> {
     }
     let path = file.path().to_owned();
     file.truncate(whole).map_err(WriterError::io("cut", &path))?;
-    Ok(Some(format!("{}: cut an incomplete last line of {torn} bytes", path.display())))
+    Ok(Some(format!("{}: removed an incomplete last line of {torn} bytes", path.display())))
 }
 
 /// Cuts an incomplete last line of a log whose gpurun was killed; gives the bytes that were cut.

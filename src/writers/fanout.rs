@@ -203,7 +203,7 @@ mod tests {
             fan_out.send(batch(n));
         }
         let reports = fan_out.finish(end(), Duration::from_secs(60));
-        assert!(reports[0].error.as_ref().unwrap().contains("fault"), "{reports:?}");
+        assert!(reports[0].error.as_ref().unwrap().contains("internal error"), "{reports:?}");
         assert_eq!((reports[0].rows, reports[0].lost_rows), (0, 3));
         assert_eq!((reports[1].rows, reports[1].lost_rows), (3, 0));
         assert_eq!(std::fs::read_to_string(dir.path().join("1.csv")).unwrap(), "start\n1\n2\n3\n");

@@ -163,7 +163,7 @@ impl Writer {
             FileState::Emptied => {
                 self.prefix_due = true;
                 self.pending = None;
-                format!("{name} was cut by another program; earlier rows are gone, it starts anew")
+                format!("{name} was truncated by another program: its earlier rows are lost, new rows follow")
             }
         };
         self.notices.push(notice);

@@ -56,12 +56,12 @@ impl LogFile {
     /// Opens a file that is there, whole up to its end.
     pub(super) fn existing(directory: &Directory, path: &Path) -> Result<LogFile, WriterError> {
         let name = name_of(path)?;
-        let found = directory.stat(name).map_err(WriterError::io("look at", path))?;
+        let found = directory.stat(name).map_err(WriterError::io("read", path))?;
         if found.as_ref().is_some_and(|found| !is_regular(found)) {
             return Err(WriterError::NotAFile(path.to_owned()));
         }
         let file = directory.open_file(name).map_err(WriterError::io("open", path))?;
-        let opened = file.metadata().map_err(WriterError::io("look at", path))?;
+        let opened = file.metadata().map_err(WriterError::io("read", path))?;
         if !opened.is_file() {
             return Err(WriterError::NotAFile(path.to_owned()));
         }

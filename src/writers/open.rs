@@ -58,7 +58,7 @@ fn check_one(target: &Target, path: &Path, settings: &WriterSettings) -> Result<
     let there = match fs::metadata(path) {
         Ok(there) => Some(there),
         Err(error) if is_missing(&error) => None,
-        Err(error) => return Err(WriterError::io("look at", path)(error)),
+        Err(error) => return Err(WriterError::io("read", path)(error)),
     };
     if matches!(target, Target::TensorBoard(_)) {
         return check_directory(path).map_err(cannot_make);

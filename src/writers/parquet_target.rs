@@ -43,7 +43,7 @@ pub(super) fn open(
 ) -> Result<Writer, WriterError> {
     let journal = journal_path(path);
     let name = path.file_name().unwrap_or_default();
-    let has = |name| directory.has(name).map_err(WriterError::io("look at", path));
+    let has = |name| directory.has(name).map_err(WriterError::io("read", path));
     let format = Box::new(ParquetFormat { layout, mode, run: None });
     let left = has(journal.file_name().unwrap_or_default())?;
     match mode {
@@ -127,11 +127,7 @@ impl Format for ParquetFormat {
         let target = target_of(file)?;
         let mut notes = Vec::new();
         if done.target != target {
-            notes.push(format!(
-                "{} exists by now; its rows are in {}",
-                target.display(),
-                done.target.display()
-            ));
+            notes.push(format!("{} exists now; the rows are in {}", target.display(), done.target.display()));
         }
         if done.is_damaged() {
             notes.push(format!(
@@ -247,7 +243,7 @@ fn convert(file: &LogFile, end: Option<&RunEnd>) -> Result<Recovered, WriterErro
         return Ok(journal.recovered(target, 0, true));
     }
     let name = target.file_name().unwrap_or_default();
-    let there = file.directory().has(name).map_err(WriterError::io("look at", &target))?;
+    let there = file.directory().has(name).map_err(WriterError::io("read", &target))?;
     let mode = about.get(metadata::MODE).cloned().unwrap_or_default();
     let old = if there && mode == "append" { Some(earlier(file.directory(), &target)?) } else { None };
     let of_file = metadata::of_file(old.as_ref().map(LogReader::metadata), about.clone());
@@ -293,7 +289,7 @@ fn already_made(
     let Some(name) = journal.get(metadata::JOURNAL) else { return Ok(None) };
     for n in 1.. {
         let path = numbered(target, n);
-        if !directory.has(path.file_name().unwrap_or_default()).map_err(WriterError::io("look at", &path))? {
+        if !directory.has(path.file_name().unwrap_or_default()).map_err(WriterError::io("read", &path))? {
             return Ok(None);
         }
         let made_of =

@@ -54,7 +54,7 @@ pub fn rows(path: &Path) -> Result<LogReader, WriterError> {
 
 /// The rows of a log that is open; `path` is what it is called in errors.
 pub(super) fn rows_of_file(path: &Path, mut file: File) -> Result<LogReader, WriterError> {
-    let size = file.metadata().map_err(WriterError::io("look at", path))?.len();
+    let size = file.metadata().map_err(WriterError::io("read", path))?.len();
     let mut start = Vec::new();
     Read::by_ref(&mut file).take(8).read_to_end(&mut start).map_err(WriterError::io("read", path))?;
     io::Seek::rewind(&mut file).map_err(WriterError::io("read", path))?;

@@ -43,7 +43,7 @@ pub enum TargetError {
     },
     /// A template names nothing.
     #[error(
-        "--log {name}: unknown template {{{template}}}; there are {{host}} {{rank}} {{pid}} {{run}} {{time}} {{job}}"
+        "--log {name}: unknown placeholder {{{template}}}; use {{host}} {{rank}} {{pid}} {{run}} {{time}} {{job}}"
     )]
     UnknownTemplate {
         /// The argument.
@@ -52,10 +52,10 @@ pub enum TargetError {
         template: String,
     },
     /// A brace is not closed.
-    #[error("--log {0}: a {{ without its }}; write {{{{ for the character itself")]
+    #[error("--log {0}: an unclosed {{; write {{{{ for a literal {{")]
     OpenBrace(String),
     /// A directory has the name of a file target.
-    #[error("--log {0}: that is a directory; for event files write tensorboard:{0}")]
+    #[error("--log {0}: is a directory; for TensorBoard event files use tensorboard:{0}")]
     IsDirectory(String),
 }
 

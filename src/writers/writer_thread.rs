@@ -91,7 +91,11 @@ impl WriterThread {
             Ok(()) => {
                 self.started.store(true, Ordering::Relaxed);
                 if self.said.load(Ordering::Relaxed) {
-                    self.task.notices.say(format!("{}: its thread runs; {}", self.target, self.task.lost()));
+                    self.task.notices.say(format!(
+                        "{}: its thread has started; {}",
+                        self.target,
+                        self.task.lost()
+                    ));
                 }
             }
             Err(error) => {
@@ -139,7 +143,7 @@ impl WriterThread {
                 path.display()
             ),
             (RecvTimeoutError::Timeout, _) => format!("its disk did not answer within {patience:.1} s"),
-            (RecvTimeoutError::Disconnected, _) => "its thread did not begin".to_owned(),
+            (RecvTimeoutError::Disconnected, _) => "its thread did not start".to_owned(),
         };
         // Whatever it still writes when it wakes up, nobody can count on it.
         self.queue().close();
@@ -164,7 +168,7 @@ impl Task {
             catch_unwind(AssertUnwindSafe(|| Writing::new(writer, self).write_to_the_end(&mut report)));
         self.queue.close();
         if written.is_err() {
-            let text = "a fault in its writer ended it; the job is not concerned".to_owned();
+            let text = "internal error in its writer; the job is not affected".to_owned();
             self.notices.say(format!("{}: {text}", report.target));
             report.error = Some(text);
         }

@@ -283,7 +283,7 @@ impl<C: Cells> RowReader<'_, C> {
             Value::Text(text) => format!("{text:?}"),
             Value::Shared(text) => format!("{text:?}"),
         };
-        not_a_log(self.path, format!("{}: {shown} is no value of its column", self.cells.place()))
+        not_a_log(self.path, format!("{}: {shown} is not a valid value of its column", self.cells.place()))
     }
 
     fn empty(&self, column: &str) -> WriterError {
