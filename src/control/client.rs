@@ -45,7 +45,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Unreachable`], also when the one who listens there is neither us nor root.
     pub fn connect(path: &Path) -> Result<Self, ClientError> {
-        let stream = UnixStream::connect(path).map_err(ClientError::Unreachable)?;
+        let stream = os::connect_now(path).map_err(ClientError::Unreachable)?;
         let peer = os::peer_of(&stream).map_err(ClientError::Unreachable)?;
         // Root may look at anybody's run; anybody else only at a socket of their own or of root.
         if peer.uid != users::effective_uid() && peer.uid != 0 && users::effective_uid() != 0 {

@@ -42,7 +42,7 @@ pub fn ask(question: &Question<'_>, answer: impl FnOnce(SidecarEnd) -> u8) -> (V
                 return (output, code);
             }
             Ok(_) => {}
-            Err(NoAnswer::Silent(taken) | NoAnswer::TimedOut(taken)) => {
+            Err(NoAnswer::Silent(taken) | NoAnswer::TimedOut(taken) | NoAnswer::Stuck(taken)) => {
                 question.notices.error(&silence(taken));
                 child.kill();
                 return (Vec::new(), question.failed);
