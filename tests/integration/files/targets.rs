@@ -76,7 +76,7 @@ fn a_target_that_cannot_be_made_is_known_before_the_job() {
         assert!(said.contains(at("file").to_str().unwrap()) && said.contains("ot a directory"), "{said}");
     }
     let said = failure(Target::Csv(at("x.csv")), Mode::CreateNew);
-    assert!(said.contains("no regular file"), "{said}");
+    assert!(said.contains("not a regular file"), "{said}");
     let twice = [parse(dir.path(), "a.csv"), parse(dir.path(), "./a.csv")];
     assert_eq!(writers::check(&twice, &settings(Mode::CreateNew)).1.len(), 1);
 }
