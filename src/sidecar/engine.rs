@@ -694,10 +694,14 @@ impl Running {
                 continue;
             }
             let line = format!("{} of {subjects}: {reason}", names.join(", "));
-            if reason.is_permanent() {
-                self.notices.detail_once(&line);
-            } else {
+            // What a card does not have is a detail; what the user can mend is not.
+            if matches!(
+                reason,
+                Reason::NoPermission | Reason::TimedOut | Reason::DriverGone | Reason::GpuLost
+            ) {
                 self.notices.warn_once(&line);
+            } else {
+                self.notices.detail_once(&line);
             }
         }
     }

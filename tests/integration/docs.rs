@@ -1,9 +1,9 @@
-//! The documents against the program: every command block runs, every option that is named exists and every option is
-//! named, links lead somewhere, and the table of metrics is the catalogue.
+//! The documents against the program: every command block of the README and of every page of the book runs, every option
+//! that is named exists and every option is named, links lead somewhere, and the table of metrics is the catalogue.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -99,82 +99,154 @@ fn blocks(text: &str) -> Vec<Block> {
     blocks
 }
 
-/// A directory that looks like a checkout with gpurun and the simulated GPUs on the path.
-fn checkout() -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    let bin = dir.path().join("target/debug");
-    fs::create_dir_all(&bin).unwrap();
-    let simulate = gpurun().with_file_name("simulate");
-    assert!(simulate.is_file(), "{} is missing: `cargo build --workspace` makes it", simulate.display());
-    symlink(gpurun(), bin.join("gpurun")).unwrap();
-    symlink(simulate, bin.join("simulate")).unwrap();
-    for name in ["examples", "python"] {
-        symlink(root().join(name), dir.path().join(name)).unwrap();
-    }
-    dir
+/// A directory that looks like a clone with gpurun and the simulated GPUs built, and what stands beside a clone.
+struct Clone {
+    directory: tempfile::TempDir,
 }
 
-/// A shell in a checkout, with leases and sockets of its own.
-fn shell(dir: &Path) -> Command {
-    let mut path = std::ffi::OsString::from(dir.join("target/debug"));
-    path.push(":");
-    path.push(python().parent().unwrap());
-    path.push(":");
-    path.push(std::env::var_os("PATH").unwrap_or_default());
-    let runtime = dir.join("run");
-    fs::create_dir_all(&runtime).unwrap();
-    let mut command = Command::new("bash");
-    command.current_dir(dir).env("PATH", path);
-    command.env("GPURUN_LEASE_DIR", dir.join("leases")).env("XDG_RUNTIME_DIR", runtime).env("TMPDIR", dir);
-    for name in ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPURUN_SOCKET", "GPURUN_LEASES", "RANK"] {
-        command.env_remove(name);
-    }
-    command
-}
+impl Clone {
+    /// What of the repository the documents use.
+    const TRACKED: [&str; 2] = ["examples", "python"];
 
-/// Runs the blocks of one document in order, as one shell would.
-fn run_blocks(name: &str) {
-    let text = fs::read_to_string(root().join(name)).unwrap();
-    let dir = checkout();
-    let mut script = String::from("set -eu\n");
-    let mut run = 0;
-    for block in blocks(&text) {
-        if block.marked || !matches!(block.language.as_str(), "sh" | "python") {
-            continue;
+    fn new() -> Self {
+        let clone = Self { directory: tempfile::tempdir().unwrap() };
+        let bin = clone.path().join("target/debug");
+        fs::create_dir_all(&bin).unwrap();
+        let simulate = gpurun().with_file_name("simulate");
+        assert!(simulate.is_file(), "{} is missing: `cargo build --workspace` makes it", simulate.display());
+        symlink(gpurun(), bin.join("gpurun")).unwrap();
+        symlink(simulate, bin.join("simulate")).unwrap();
+        for name in Clone::TRACKED {
+            symlink(root().join(name), clone.path().join(name)).unwrap();
         }
-        run += 1;
-        script.push_str(&format!("echo '== {name}:{}' >&2\n", block.line));
-        match block.language.as_str() {
-            "sh" => script.push_str(&block.text),
-            _ => script.push_str(&format!("python3 - <<'END_OF_BLOCK'\n{}END_OF_BLOCK\n", block.text)),
+        // Everything is built: `cargo run` runs it.
+        let cargo = "#!/bin/sh\n[ \"$1\" = run ] || exit 0\nwhile [ \"$1\" != -- ]; do shift; done\nshift\nexec gpurun \"$@\"\n";
+        fs::write(bin.join("cargo"), cargo).unwrap();
+        fs::set_permissions(bin.join("cargo"), fs::Permissions::from_mode(0o755)).unwrap();
+        clone
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("clone")
+    }
+
+    /// Runs a script in a shell with leases, sockets and temporary files of its own; what it printed.
+    fn run(&self, script: &str) -> (String, String) {
+        let beside = |name: &str| {
+            let path = self.directory.path().join(name);
+            fs::create_dir_all(&path).unwrap();
+            path
+        };
+        let mut path = std::ffi::OsString::from(self.path().join("target/debug"));
+        path.push(":");
+        path.push(python().parent().unwrap());
+        path.push(":");
+        path.push(std::env::var_os("PATH").unwrap_or_default());
+        let mut command = Command::new("bash");
+        command.current_dir(self.path()).env("PATH", path);
+        command.env("GPURUN_LEASE_DIR", beside("leases")).env("XDG_RUNTIME_DIR", beside("run"));
+        command.env("TMPDIR", beside("tmp"));
+        for name in ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPURUN_SOCKET", "GPURUN_LEASES", "RANK"] {
+            command.env_remove(name);
+        }
+        let output = command.args(["-c", script]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "the last block named failed ({}):\n{said}", output.status);
+        // A job that succeeds does not show that what stands around it did.
+        assert!(!said.contains("panicked"), "{said}");
+        (String::from_utf8_lossy(&output.stdout).into_owned(), said)
+    }
+
+    /// Runs the blocks of one document in order, as one shell would; how many there are.
+    fn run_blocks(&self, name: &str) -> usize {
+        let text = fs::read_to_string(root().join(name)).unwrap();
+        // gpurun's own module, as after `pip install .`.
+        let mut script = String::from("set -eu\nexport PYTHONPATH=$PWD/python\n");
+        let mut run = 0;
+        for block in blocks(&text) {
+            if block.marked || !matches!(block.language.as_str(), "sh" | "python") {
+                continue;
+            }
+            run += 1;
+            script.push_str(&format!("echo '== {name}:{}' >&2\n", block.line));
+            match block.language.as_str() {
+                "sh" => script.push_str(&block.text),
+                _ => script.push_str(&format!("python3 - <<'END_OF_BLOCK'\n{}END_OF_BLOCK\n", block.text)),
+            }
+        }
+        self.run(&script);
+        run
+    }
+}
+
+#[test]
+fn the_readme_runs_as_it_stands_and_leaves_the_clone_clean() {
+    let text = fs::read_to_string(root().join("README.md")).unwrap();
+    assert!(text.lines().count() <= 200, "a README that is read fits 200 lines");
+    let clone = Clone::new();
+    assert!(clone.run_blocks("README.md") > 7);
+    // The first command once more: it finds the log of its first run, and runs.
+    let first = blocks(&text).into_iter().find(|block| block.language == "sh").unwrap();
+    assert!(first.text.starts_with("cargo run "), "{}", first.text);
+    clone.run(&first.text);
+    assert!(clone.path().join("logs/metrics-2.csv").is_file());
+    let ignored = fs::read_to_string(root().join(".gitignore")).unwrap();
+    for entry in fs::read_dir(clone.path()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let expected =
+            Clone::TRACKED.contains(&name.as_str()) || ignored.lines().any(|line| line == format!("/{name}"));
+        assert!(expected, "the README's commands leave {name} in the clone, and .gitignore does not name it");
+    }
+}
+
+/// The pages of the book, as its table of contents names them.
+fn pages() -> Vec<String> {
+    let summary = fs::read_to_string(root().join("docs/SUMMARY.md")).unwrap();
+    let link = Regex::new(r"\]\(([^)]+)\)").unwrap();
+    link.captures_iter(&summary).map(|found| found[1].to_owned()).collect()
+}
+
+#[test]
+fn every_page_is_in_the_book() {
+    let listed: BTreeSet<String> = pages().into_iter().collect();
+    let names = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut there: BTreeSet<String> = names.map(|name| name.into_string().unwrap()).collect();
+    there.retain(|name| name.ends_with(".md") && name != "SUMMARY.md");
+    assert_eq!(listed, there, "left: in docs/SUMMARY.md, right: in docs/");
+}
+
+#[test]
+fn the_pages_run_as_they_stand() {
+    let counts: Vec<usize> = std::thread::scope(|scope| {
+        let run = |page: String| {
+            let name = format!("docs/{page}");
+            scope.spawn(move || Clone::new().run_blocks(&name))
+        };
+        let threads: Vec<_> = pages().into_iter().map(run).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(counts.iter().filter(|count| **count > 0).count() > 7, "{counts:?}");
+}
+
+/// mdBook leaves out silently what it cannot include.
+#[test]
+fn what_a_page_includes_is_there() {
+    let include = Regex::new(r"\{\{#include ([^:}]+):([0-9]+):\}\}").unwrap();
+    let mut seen = 0;
+    for page in pages() {
+        let path = root().join("docs").join(&page);
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(text.matches("{{#").count(), include.find_iter(&text).count(), "{page}");
+        for found in include.captures_iter(&text) {
+            seen += 1;
+            let included = fs::read_to_string(path.parent().unwrap().join(&found[1])).unwrap();
+            let first = found[2].parse::<usize>().unwrap() - 1;
+            let heading = included.lines().nth(first).unwrap();
+            assert!(heading.starts_with("## "), "{page} includes {} from {heading:?} on", &found[1]);
+            assert!(!included.lines().skip(first).any(|line| line.contains("](")), "a link out of the book");
         }
     }
-    assert!(run > 0, "{name} has no block that is run");
-    let output = shell(dir.path()).arg("-c").arg(&script).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{name}, the last block named failed ({}):\n{said}", output.status);
-    // A job that ends well does not show that what stands around it did.
-    assert!(!said.contains("panicked"), "{said}");
-}
-
-#[test]
-fn the_readme_runs_as_it_stands() {
-    run_blocks("README.md");
-}
-
-#[test]
-fn the_recipes_run_as_they_stand() {
-    run_blocks("docs/recipes.md");
-}
-
-#[test]
-fn the_page_on_selection_runs_as_it_stands() {
-    run_blocks("docs/selecting.md");
-}
-
-#[test]
-fn the_page_on_kills_runs_as_it_stands() {
-    run_blocks("docs/when-killed.md");
+    assert_eq!(seen, 1, "the pattern has gone blind");
 }
 
 /// What cannot be run is at least a script, and says why it is not run.
@@ -304,6 +376,9 @@ fn links_lead_somewhere() {
                 continue;
             }
             seen += 1;
+            // The book holds nothing from outside its directory.
+            let in_book = path.parent() == Some(&root().join("docs"));
+            assert!(!(in_book && target.starts_with("..")), "{}: {target} leaves the book", path.display());
             let (file, place) = target.split_once('#').unwrap_or((target, ""));
             let linked = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
             assert!(linked.exists(), "{}: {target} leads nowhere", path.display());
@@ -333,11 +408,11 @@ fn the_table_of_metrics_is_the_catalogue() {
     );
 }
 
-/// Every exit status of the manual pages is in the README.
+/// Every exit status of the manual pages is in the book.
 #[test]
 fn exit_statuses_are_described() {
-    let readme = fs::read_to_string(root().join("README.md")).unwrap();
-    let section = readme.split("## Exit status").nth(1).unwrap().split("\n## ").next().unwrap();
+    let page = fs::read_to_string(root().join("docs/running.md")).unwrap();
+    let section = page.split("## Exit status").nth(1).unwrap().split("\n## ").next().unwrap();
     let number = Regex::new("[0-9]+").unwrap();
     let described: BTreeSet<&str> = number.find_iter(section).map(|n| n.as_str()).collect();
     let status = Regex::new(r"(?m)^\\fB([0-9]+)\\fR$").unwrap();
@@ -350,6 +425,6 @@ fn exit_statuses_are_described() {
     }
     assert!(documented.len() > 7, "{documented:?}");
     for status in documented {
-        assert!(described.contains(status.as_str()), "{status} is not in the README");
+        assert!(described.contains(status.as_str()), "{status} is not in docs/running.md");
     }
 }
