@@ -129,7 +129,7 @@ pub(super) fn energy(device: &super::part::Device) -> String {
     )
 }
 
-/// Peak of the job's memory of capacity, or of what was in use by whoever where the job's is unknown.
+/// Peak of the job's memory of capacity, or of what all processes used where the job's is unknown.
 pub(super) fn memory_peak(device: &super::part::Device) -> String {
     let (peak, whose) = match (device.job_memory.figures.max, device.memory_used.figures.max) {
         (Some(job), used) if job > 0.0 || used.is_none_or(|used| used == 0.0) => (job, ""),

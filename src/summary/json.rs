@@ -123,7 +123,7 @@ pub struct GpuSummary {
     pub memory_total_mib: Option<f64>,
     /// Utilisation in percent.
     pub gpu_utilization: Figures,
-    /// Memory in use by whoever, MiB.
+    /// Memory used by all processes, MiB.
     pub memory_used_mib: Figures,
     /// Memory of the job, MiB.
     pub job_memory_mib: Figures,

@@ -24,11 +24,8 @@ const FOREIGN: &[&str] = &[
     "--workspace",
     "--test",
     // examples/train_steps.py, examples/train.py, benches/nvitop_side_by_side.py
-    "--batches",
     "--seconds",
     "--show",
-    // benches/compare
-    "--quick",
     "--bench",
     // torchrun, Slurm, Docker, TensorBoard
     "--nproc-per-node",
