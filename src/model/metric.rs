@@ -307,7 +307,7 @@ catalogue! {
     GpuTemperature {
         Gpu, "temperature", "C", Gauge, Cheap, "temperature", Device,
         source: "nvmlDeviceGetTemperatureV, nvmlDeviceGetTemperature",
-        absent: "MIG slices: it stands in the rows of the parent GPU",
+        absent: "MIG slices: it is in the rows of the parent GPU",
         about: "core temperature",
     }
     GpuMemoryTemperature {
