@@ -318,6 +318,8 @@ impl RunFold {
         let batch = WindowBatch {
             kind: WindowKind::Window,
             tag: "".into(),
+            occurrence: 1,
+            epoch: None,
             step: None,
             rank: None,
             ordinal: 0,

@@ -586,17 +586,65 @@ catalogue! {
         absent: "",
         about: "scalar logged by the job under its own name",
     }
+    BatchTimeStep {
+        BatchTime, "step", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "the first step of a tag or an epoch",
+        about: "from the end of the step before to the end of a step, less the time of tags in between",
+    }
+    BatchTimeStepP50 {
+        BatchTime, "step_p50", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "the first step of a tag or an epoch",
+        about: "median of step",
+    }
+    BatchTimeStepP95 {
+        BatchTime, "step_p95", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "the first step of a tag or an epoch",
+        about: "95th percentile of step",
+    }
     BatchTimeIntraStep {
         BatchTime, "intra_step", "ms", Gauge, Cheap, "steps", Whole,
         source: "the job",
         absent: "steps marked at one end only",
         about: "from the start to the end of a step, by the job's clock",
     }
+    BatchTimeIntraStepP50 {
+        BatchTime, "intra_step_p50", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "steps marked at one end only",
+        about: "median of intra_step",
+    }
+    BatchTimeIntraStepP95 {
+        BatchTime, "intra_step_p95", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "steps marked at one end only",
+        about: "95th percentile of intra_step",
+    }
     BatchTimeInterStep {
         BatchTime, "inter_step", "ms", Gauge, Cheap, "steps", Whole,
         source: "the job",
-        absent: "the first step of an epoch",
-        about: "from the end of a step to the start of the next; for steps marked at one end, from mark to mark",
+        absent: "the first step of a tag or an epoch",
+        about: "from the end of a step to the start of the next, less the time of tags in between; for steps marked at one end, the whole step",
+    }
+    BatchTimeInterStepP50 {
+        BatchTime, "inter_step_p50", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "the first step of a tag or an epoch",
+        about: "median of inter_step",
+    }
+    BatchTimeInterStepP95 {
+        BatchTime, "inter_step_p95", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "the first step of a tag or an epoch",
+        about: "95th percentile of inter_step",
+    }
+    BatchTimeThroughput {
+        BatchTime, "throughput", "samples/s", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "steps that do not say how many samples they take",
+        about: "samples of all steps by the seconds of all steps; min and max of single steps",
     }
 }
 

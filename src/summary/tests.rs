@@ -46,6 +46,8 @@ fn window(window_s: f64, rows: Vec<Row>) -> WindowBatch {
     WindowBatch {
         kind: RowKind::Window,
         tag: "run".into(),
+        occurrence: 1,
+        epoch: None,
         step: None,
         rank: None,
         ordinal: 1,

@@ -64,7 +64,7 @@ impl Acc {
     }
 
     /// Corrects the mean value over a stretch that is covered already.
-    fn tilt(&mut self, by: f64, nanos: u64) {
+    fn correct(&mut self, by: f64, nanos: u64) {
         self.integral += by * (nanos as f64 / NANOS);
     }
 
@@ -94,6 +94,19 @@ impl Acc {
     /// Whether anything at all is known of the series in the span.
     pub(super) fn is_touched(&self) -> bool {
         self.missing > 0 || !self.is_blank() || !self.peak.is_nan()
+    }
+
+    /// Adds what is known of a later stretch of time.
+    pub(super) fn merge(&mut self, later: &Acc) {
+        self.integral += later.integral;
+        self.covered += later.covered;
+        self.sum += later.sum;
+        self.min = self.min.min(later.min);
+        self.max = self.max.max(later.max);
+        self.peak = self.peak.max(later.peak);
+        self.last = if later.last.is_nan() { self.last } else { later.last };
+        self.samples = self.samples.saturating_add(later.samples);
+        self.missing = self.missing.saturating_add(later.missing);
     }
 
     /// The numbers as rows carry them.
@@ -261,7 +274,7 @@ impl Series {
         let anchor = *self.anchor.get_or_insert(point);
         let length = now.at - anchor.at;
         if length >= enough * 3 {
-            // Not for ever: a series that is read more often than it says has its extremes too.
+            // Not forever: a series that is read more often than it says has its extremes too.
             self.anchor = Some(point);
         }
         (length >= enough).then(|| (now.value - anchor.value).max(0.0) / (length as f64 / NANOS))
@@ -370,7 +383,7 @@ impl Series {
                 let since = since.max(start);
                 if end > since {
                     let share = (end - since) as f64 / (at - since) as f64;
-                    acc.tilt(share * (value - before) / 2.0, end - since);
+                    acc.correct(share * (value - before) / 2.0, end - since);
                 }
             }
             Step::Rate { from, rate, steady } if from < end => {

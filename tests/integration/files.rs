@@ -111,6 +111,8 @@ pub(crate) fn window(run: &RunInfo, n: u64) -> WindowBatch {
     WindowBatch {
         kind: RowKind::Window,
         tag: Arc::clone(&run.root_tag),
+        occurrence: 1,
+        epoch: None,
         step: None,
         rank: run.rank,
         ordinal: n,
