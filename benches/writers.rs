@@ -51,7 +51,9 @@ fn one(format: &str) -> io::Result<()> {
     let layout = if format.starts_with("wide") { Layout::Wide } else { Layout::Long };
     // The fan-out never blocks: the bench holds back by itself, or it would measure a queue.
     let settings = WriterSettings { layout, memory_bound: usize::MAX, ..WriterSettings::default() };
-    let (opened, failures) = writers::open(&[target], &settings);
+    let (checked, failures) = writers::check(&[target], &settings);
+    assert!(failures.is_empty(), "{failures:?}");
+    let (opened, failures) = checked.create();
     if let Some(failure) = failures.first() {
         return Err(io::Error::other(failure.error.to_string()));
     }

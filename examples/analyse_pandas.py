@@ -32,7 +32,7 @@ def load(pattern):
     tables = []
     for name in sorted(glob.glob(pattern)):
         if name.endswith(".csv"):
-            table = pd.read_csv(name, dtype=CSV_TYPES, parse_dates=["time"])
+            table = pd.read_csv(name, dtype=CSV_TYPES, parse_dates=["time", "start"])
         else:
             table = pd.read_parquet(name, dtype_backend="numpy_nullable")
         tables.append(table)

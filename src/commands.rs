@@ -54,7 +54,11 @@ pub fn main(argv: Vec<OsString>) -> u8 {
 
 /// A panic is told in one line. The standard hook would write to a stderr that nobody may be reading, and wait.
 fn say_panics_without_waiting() {
-    std::panic::set_hook(Box::new(|info| Notices::new(false).error(&format!("internal error: {info}"))));
+    std::panic::set_hook(Box::new(|info| {
+        if !crate::writers::is_decoding() {
+            Notices::new(false).error(&format!("internal error: {info}"));
+        }
+    }));
 }
 
 /// Everything that is not a job.
@@ -117,6 +121,7 @@ fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> 
     let request =
         ExportRequest { inputs: args.paths, output: args.output, layout, overwrite: args.overwrite };
     match export::export(&request, args.quiet, out, &mut NonBlockingStderr::new()) {
+        Ok(exported) if exported.damaged => Exit::Failed,
         Ok(_) => Exit::Ok,
         Err(WriterError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
         Err(error) => {

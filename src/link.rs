@@ -8,4 +8,4 @@ mod message;
 mod socket;
 
 pub use message::{Job, MAX_LEFT, Ready, ReapedProcess, ToMinder, ToSidecar, Witnessed};
-pub use socket::{Closed, MinderEnd, SidecarEnd, pair};
+pub use socket::{Closed, MinderEnd, SidecarEnd, pair, send_raw};

@@ -3,6 +3,7 @@
 pub mod choose;
 pub mod explain;
 pub mod flow;
+pub mod holder;
 pub mod lease;
 pub mod queue;
 pub mod visible;

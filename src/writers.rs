@@ -1,24 +1,33 @@
 //! One trait, one file per format, the journal, the fan-out threads. Never computes a number.
 //!
-//! [`open`] checks and locks every target before the job starts; [`Opened::start`] gives each its own
-//! thread; [`FanOut::send`] hands over window batches and never blocks; [`FanOut::finish`] waits for
-//! the writers, but never past its deadline. What a writer cannot write now it keeps, up to a bound,
-//! and tries again with the next window.
+//! [`check`] looks at every target and makes nothing; [`Checked::create`] makes and locks them when the job starts;
+//! [`Opened::start`] gives each its own thread; [`FanOut::send`] hands over window batches and never blocks;
+//! [`FanOut::finish`] waits for the writers, but never past its deadline. What a writer cannot write now it keeps, up to
+//! a bound, and tries again with the next window.
 
+mod batch_queue;
 mod columns;
 mod csv_file;
-mod disk;
+mod csv_lines;
+mod decode;
+pub(crate) mod directory;
 pub mod export;
 mod fanout;
 mod format;
 mod journal;
+mod journal_reader;
+mod log_file;
 mod metadata;
+mod open;
 mod parquet_file;
+mod parquet_target;
 pub mod read;
 pub mod schema;
 pub mod target;
 mod tensorboard;
 mod wide;
+mod writer_report;
+mod writer_thread;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,10 +35,16 @@ use std::time::Duration;
 use thiserror::Error;
 
 pub use csv_file::recover as recover_csv;
-pub use fanout::{FanOut, WriterNotices, WriterReport};
-pub use format::{OpenFailure, Opened, open};
+pub use decode::is_decoding;
+pub use fanout::FanOut;
+pub use journal_reader::Damage;
 pub use metadata::Metadata;
-pub use parquet_file::{Recovered, journal_path, recover, target_of_journal};
+pub use open::{Checked, Opened, TargetFailure, check};
+pub use parquet_target::{Recovered, recover};
+pub use target::{journal_path, target_of_journal};
+pub use writer_report::{WriterNotices, WriterReport};
+
+use crate::model::window::WindowBatch;
 
 /// How rows are laid out in CSV and Parquet files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -41,10 +56,20 @@ pub enum Layout {
     Wide,
 }
 
+impl Layout {
+    /// Rows of a file that a batch becomes.
+    fn rows_of(self, batch: &WindowBatch) -> u64 {
+        match self {
+            Layout::Long => batch.rows.len() as u64,
+            Layout::Wide => u64::from(!batch.rows.is_empty()),
+        }
+    }
+}
+
 /// What to do with a file that is there already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Refuse it.
+    /// Leave it alone and take the next free name.
     #[default]
     CreateNew,
     /// Replace it.
@@ -86,8 +111,8 @@ impl Default for WriterSettings {
 /// Why a target cannot be written or a log cannot be read.
 #[derive(Debug, Error)]
 pub enum WriterError {
-    /// The file is there and nothing says what to do with it.
-    #[error("{path} exists already; use --overwrite, --append or another name", path = .0.display())]
+    /// Something has the name.
+    #[error("{path} exists", path = .0.display())]
     Exists(PathBuf),
     /// A device, a FIFO or a directory: rows are taken back after a failed write, which only a file allows.
     #[error("{path} is no regular file", path = .0.display())]
@@ -96,8 +121,11 @@ pub enum WriterError {
     #[error("{path} is being written by a running gpurun", path = .0.display())]
     Busy(PathBuf),
     /// The journal of an interrupted run is in the way.
-    #[error("{journal} holds the rows of an interrupted run; finish it with `gpurun recover {journal}`", journal = .0.display())]
+    #[error("{journal} has the rows of an interrupted run; `gpurun recover` finishes it", journal = .0.display())]
     Unfinished(PathBuf),
+    /// The journal of an interrupted run has more than could be read.
+    #[error("{journal} is damaged; `gpurun recover` says what is missing", journal = .0.display())]
+    DamagedJournal(PathBuf),
     /// The existing file has other columns.
     #[error("cannot append to {path}: {what}", path = .path.display())]
     OtherColumns {
@@ -149,11 +177,6 @@ pub enum WriterError {
 }
 
 impl WriterError {
-    /// The error of a path that is taken: what may be done about it depends on what is there.
-    fn taken(path: &std::path::Path) -> Self {
-        if path.is_file() { Self::Exists(path.to_owned()) } else { Self::NotAFile(path.to_owned()) }
-    }
-
     fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| WriterError::Io { action, path, source }

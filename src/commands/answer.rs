@@ -14,7 +14,6 @@ use crate::model::device::{DeviceSnapshot, ProbeRequest};
 use crate::model::selection::Patience;
 use crate::sidecar::{announced, process};
 use crate::sys::notice::Notices;
-use crate::sys::process::parent_id;
 
 /// The driver in the child: each call is announced, so that the parent can give up on one that hangs.
 pub(super) struct Driver<'a> {
@@ -60,7 +59,7 @@ pub(super) fn answer(
     let failed = asked.failed;
     let question = Question { patience: asked.patience, failed: failed.code(), notices: &notices };
     let (output, code) = minder::ask(&question, |link| {
-        let Ok(link) = process::enter(link, parent_id()) else { return failed.code() };
+        let Ok(link) = process::enter(link) else { return failed.code() };
         let mut output = Vec::new();
         let exit = match Driver::open(asked.library, &link) {
             Ok(driver) => {

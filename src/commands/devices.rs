@@ -14,7 +14,9 @@ use crate::model::reading::Known;
 use crate::model::selection::Patience;
 use crate::selection::explain::device_label;
 use crate::selection::flow::{Surroundings, holders};
-use crate::selection::lease::{Holder, LeaseDirectory};
+use crate::selection::holder::Holder;
+use crate::selection::lease::LeaseDirectory;
+use crate::sys::escape::printable;
 use crate::sys::stderr::NonBlockingStderr;
 use crate::sys::{format, users};
 
@@ -93,7 +95,10 @@ fn table(rows: &[(&DeviceSnapshot, Vec<Holder>)]) -> String {
         });
         let held = match holders.as_slice() {
             [] => "nobody".to_owned(),
-            holders => holders.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+            holders => {
+                let words: Vec<String> = holders.iter().map(ToString::to_string).collect();
+                printable(&words.join("; ")).into_owned()
+            }
         };
         cells.push([
             place,
@@ -101,7 +106,7 @@ fn table(rows: &[(&DeviceSnapshot, Vec<Holder>)]) -> String {
                 Ok(uuid) => uuid.to_string(),
                 Err(reason) => format!("({reason})"),
             },
-            shown(&device.name, Clone::clone),
+            shown(&device.name, |name| printable(name).into_owned()),
             shown(&device.memory, |m| format!("{} / {}", format::bytes(m.used), format::bytes(m.total))),
             shown(&device.gpu_utilization, |percent| format!("{percent} %")),
             processes,
@@ -176,7 +181,7 @@ fn device_json(device: &DeviceSnapshot, holders: &[Holder]) -> Value {
         .iter()
         .map(|holder| {
             json!({
-                "pid": holder.pid, "job": holder.job, "uid": holder.uid, "user": holder.user,
+                "process": holder.process, "pid": Some(holder.pid).filter(|pid| *pid != 0), "job": holder.job, "uid": holder.uid, "user": holder.user,
                 "command": holder.command, "since": holder.since, "share": holder.share,
             })
         })

@@ -4,19 +4,21 @@ use std::io::{self, IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::sys::escape::printable_path;
 use crate::writers::WriterError;
-use crate::writers::export::{ExportRequest, export as convert};
+use crate::writers::export::{ExportRequest, Exported, export as convert};
 
 /// Inputs smaller than this many bytes are done before a bar could be read.
 const WORTH_A_BAR: u64 = 16 << 20;
 
-/// Makes the output (`-` is `out`, as JSON lines); `err` hears what was left out of torn inputs. A bar is drawn on a terminal only.
+/// Makes the output (`-` is `out`, as JSON lines); `err` gets what was left out of torn and damaged inputs. A bar is
+/// drawn on a terminal only.
 pub fn export(
     request: &ExportRequest,
     quiet: bool,
     out: &mut dyn Write,
     err: &mut dyn Write,
-) -> Result<u64, WriterError> {
+) -> Result<Exported, WriterError> {
     let show = !quiet && io::stderr().is_terminal();
     let mut bar: Option<ProgressBar> = None;
     let exported = convert(request, out, |done, total| {
@@ -30,9 +32,9 @@ pub fn export(
     let exported = exported?;
     for (path, what) in &exported.dropped {
         // A closed stderr does not make the export fail.
-        let _ = writeln!(err, "gpurun: {}: {what} was left out", path.display());
+        let _ = writeln!(err, "gpurun: {}: {what}", printable_path(path));
     }
-    Ok(exported.rows)
+    Ok(exported)
 }
 
 fn new_bar(total: u64) -> ProgressBar {

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use crate::sys::escape::{printable, printable_path};
 use crate::writers::{self, WriterError};
 
 /// How a recovery went as a whole.
@@ -13,57 +14,82 @@ pub struct RecoverOutcome {
     pub finished: usize,
     /// Logs that needed nothing.
     pub whole: usize,
-    /// Logs that could not be finished; each has its line on the error output.
+    /// Logs that could not be finished, not whole, or not even found; each has its line on the error output.
     pub failed: usize,
 }
 
 /// Finishes each path: a journal, a target, a CSV file, or everything below a directory.
 ///
-/// `out` hears what was done, `err` what could not be done. A journal that a running gpurun writes is
-/// refused when it was named, and left alone when it was found in a directory.
+/// `out` gets what was done, `err` what could not be done; neither a log nor a directory that cannot be read keeps the
+/// others from being finished. A journal that a running gpurun writes is refused when it was named, and left alone when
+/// it was found in a directory.
 pub fn recover(paths: &[PathBuf], out: &mut dyn Write, err: &mut dyn Write) -> io::Result<RecoverOutcome> {
     let mut outcome = RecoverOutcome::default();
     for path in paths {
         if path.is_dir() {
-            let mut found = Vec::new();
-            if let Err(e) = find(path, &mut found) {
+            let mut found = Found::default();
+            found.look_into(path);
+            found.logs.sort();
+            for (directory, error) in &found.failed {
                 outcome.failed += 1;
-                writeln!(err, "gpurun: cannot read {}: {e}", path.display())?;
+                writeln!(err, "gpurun: cannot read {}: {error}", printable_path(directory))?;
             }
-            found.sort();
-            if found.is_empty() {
-                writeln!(out, "{}: nothing to recover", path.display())?;
+            if found.logs.is_empty() {
+                writeln!(out, "{}: nothing to recover", printable_path(path))?;
             }
-            for log in found {
-                one(&log, false, &mut outcome, out, err)?;
+            for log in found.logs {
+                recover_one(&log, false, &mut outcome, out, err)?;
             }
         } else {
-            one(path, true, &mut outcome, out, err)?;
+            recover_one(path, true, &mut outcome, out, err)?;
         }
     }
     Ok(outcome)
 }
 
-/// Journals and CSV logs below a directory. Links are not followed: a loop of them has no end.
-fn find(dir: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        let kind = entry.file_type()?;
-        let path = entry.path();
-        if kind.is_dir() {
-            find(&path, found)?;
-        } else if kind.is_file() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let log = name.ends_with(".csv") && writers::read::rows(&path).is_ok();
-            if log || (name.ends_with(".parquet.journal") && !name.starts_with('.')) {
-                found.push(path);
+/// Journals and CSV logs below a directory.
+#[derive(Default)]
+struct Found {
+    logs: Vec<PathBuf>,
+    failed: Vec<(PathBuf, io::Error)>,
+}
+
+impl Found {
+    /// Links are not followed: a loop of them has no end.
+    fn look_into(&mut self, directory: &Path) {
+        let entries = match fs::read_dir(directory) {
+            Ok(entries) => entries,
+            Err(error) => return self.failed.push((directory.to_owned(), error)),
+        };
+        for entry in entries {
+            let found = entry.and_then(|entry| Ok((entry.path(), entry.file_type()?)));
+            match found {
+                Ok((path, kind)) if kind.is_dir() => self.look_into(&path),
+                Ok((path, kind)) if kind.is_file() && is_log(&path) => self.logs.push(path),
+                Ok(_) => {}
+                Err(error) => self.failed.push((directory.to_owned(), error)),
             }
         }
     }
-    Ok(())
 }
 
-fn one(
+fn is_log(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let journal = name.ends_with(".parquet.journal") && !name.starts_with('.');
+    journal || (name.ends_with(".csv") && writers::read::rows(path).is_ok())
+}
+
+/// What was done with a log.
+enum Done {
+    /// It was finished; the line says how.
+    Finished(String),
+    /// Nothing was needed.
+    Whole(String),
+    /// What could be read of it is in its file; the second line says what could not.
+    Damaged(String, String),
+}
+
+fn recover_one(
     path: &Path,
     named: bool,
     outcome: &mut RecoverOutcome,
@@ -71,31 +97,34 @@ fn one(
     err: &mut dyn Write,
 ) -> io::Result<()> {
     match finish(path) {
-        Ok((true, what)) => {
+        Ok(Done::Finished(what)) => {
             outcome.finished += 1;
-            writeln!(out, "{what}")
+            writeln!(out, "{}", printable(&what))
         }
-        Ok((false, what)) => {
+        Ok(Done::Whole(what)) => {
             outcome.whole += 1;
-            if named { writeln!(out, "{what}") } else { Ok(()) }
+            if named { writeln!(out, "{}", printable(&what)) } else { Ok(()) }
+        }
+        Ok(Done::Damaged(what, missing)) => {
+            outcome.failed += 1;
+            writeln!(out, "{}", printable(&what))?;
+            writeln!(err, "gpurun: {}", printable(&missing))
         }
         Err(WriterError::Busy(path)) if !named => {
-            writeln!(out, "{}: a running gpurun writes it; left alone", path.display())
+            writeln!(out, "{}: a running gpurun writes it; left alone", printable_path(&path))
         }
-        Err(e) => {
+        Err(error) => {
             outcome.failed += 1;
-            writeln!(err, "gpurun: {e}")
+            writeln!(err, "gpurun: {}", printable(&error.to_string()))
         }
     }
 }
 
-/// Whether there was anything to do, and the line about it.
-fn finish(path: &Path) -> Result<(bool, String), WriterError> {
+fn finish(path: &Path) -> Result<Done, WriterError> {
     if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv")) {
-        let cut = writers::recover_csv(path)?;
-        return Ok(match cut {
-            0 => (false, format!("{}: whole already", path.display())),
-            n => (true, format!("{}: cut an incomplete last line of {n} bytes", path.display())),
+        return Ok(match writers::recover_csv(path)? {
+            0 => Done::Whole(format!("{}: whole already", path.display())),
+            n => Done::Finished(format!("{}: cut an incomplete last line of {n} bytes", path.display())),
         });
     }
     let journal = match writers::target_of_journal(path) {
@@ -106,16 +135,21 @@ fn finish(path: &Path) -> Result<(bool, String), WriterError> {
         // Without a journal there must be a whole file, or the name is wrong.
         let target = writers::target_of_journal(path).unwrap_or_else(|| path.to_owned());
         writers::read::rows(&target)?;
-        return Ok((false, format!("{}: whole already", target.display())));
+        return Ok(Done::Whole(format!("{}: whole already", target.display())));
     }
     let done = writers::recover(&journal)?;
     let target = done.target.display();
-    if done.was_done {
-        return Ok((true, format!("{target}: was finished already; its journal is removed")));
+    let losses = done.losses().join("; ");
+    if done.is_damaged() {
+        let what = match done.was_done {
+            true => format!("{target}: has what could be read of its journal already"),
+            false => format!("{target}: {} rows recovered", done.rows),
+        };
+        return Ok(Done::Damaged(what, format!("{}: {losses}; the journal is kept", journal.display())));
     }
-    let torn = match done.torn_bytes {
-        0 => String::new(),
-        n => format!("; {n} bytes of an incomplete last batch were dropped"),
-    };
-    Ok((true, format!("{target}: {} rows recovered{torn}", done.rows)))
+    Ok(Done::Finished(match (done.was_done, losses.as_str()) {
+        (true, _) => format!("{target}: was finished already; its journal is removed"),
+        (false, "") => format!("{target}: {} rows recovered", done.rows),
+        (false, losses) => format!("{target}: {} rows recovered; {losses}", done.rows),
+    }))
 }

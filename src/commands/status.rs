@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::cli::args::StatusArgs;
 use crate::cli::exit::Exit;
 use crate::control::{self, Client, ClientError};
+use crate::sys::escape::printable;
 use crate::sys::format;
 use crate::sys::notice::Notices;
 
@@ -76,7 +77,8 @@ fn print_text(answers: &[(i32, Value)], out: &mut impl Write) -> io::Result<()> 
             .as_array()
             .map(|a| a.iter().filter_map(Value::as_str).collect())
             .unwrap_or_default();
-        let job = if argv.is_empty() { "recording".to_owned() } else { printable(&argv.join(" ")) };
+        let job =
+            if argv.is_empty() { "recording".to_owned() } else { printable(&argv.join(" ")).into_owned() };
         let run = printable(answer["run"].as_str().unwrap_or("?"));
         let age = match (answer["time"].as_f64(), answer["start"].as_f64()) {
             (Some(time), Some(start)) => format::elapsed((time - start) as u64),
@@ -134,11 +136,6 @@ fn cell(metric: &Value) -> String {
         (Some(mean), _, _) => format!("{mean:.1}"),
         _ => "-".to_owned(),
     }
-}
-
-/// Another process's words on our terminal: no control characters.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 #[cfg(test)]

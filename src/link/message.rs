@@ -42,6 +42,8 @@ pub struct ReapedProcess {
 /// From the minder.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ToSidecar {
+    /// The process that is about to execute the job; it sends this itself.
+    Starting(Job),
     /// The job runs.
     Started(Job),
     /// A process of the job was reaped.
@@ -50,8 +52,8 @@ pub enum ToSidecar {
     Suspended(Mono),
     /// It runs again.
     Resumed(Mono),
-    /// The job's main process has ended.
-    Ended(JobExit),
+    /// The job's main process has ended; `None`: how cannot be known.
+    Ended(Option<JobExit>),
     /// These processes of the job still run; comes after [`ToSidecar::Ended`], also when there are none.
     Left(Vec<i32>),
     /// The user does not want to wait for the files.
@@ -160,6 +162,11 @@ impl<'a> Fields<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
+    fn job(&mut self) -> Option<Job> {
+        let (pid, mono) = (self.i32()?, Mono(self.u64()?));
+        Some(Job { pid, mono, wall: Wall(i64::from_le_bytes(self.array()?)) })
+    }
+
     fn text(&mut self) -> Option<OsString> {
         let length = usize::try_from(self.u32()?).ok()?;
         self.take(length).map(|bytes| OsString::from_vec(bytes.to_vec()))
@@ -181,10 +188,11 @@ impl ToSidecar {
             Self::Left(_) => 6,
             Self::GiveUp => 7,
             Self::Ping(_) => 8,
+            Self::Starting(_) => 9,
         };
         let mut packet = Packet::new(tag);
         match self {
-            Self::Started(job) => {
+            Self::Starting(job) | Self::Started(job) => {
                 packet.put(&job.pid.to_le_bytes());
                 packet.put(&job.mono.0.to_le_bytes());
                 packet.put(&job.wall.0.to_le_bytes());
@@ -197,8 +205,9 @@ impl ToSidecar {
                 packet.put(&reaped.blocks_written.to_le_bytes());
             }
             Self::Suspended(at) | Self::Resumed(at) => packet.put(&at.0.to_le_bytes()),
-            Self::Ended(JobExit::Code(code)) => packet.put(&[0, *code]),
-            Self::Ended(JobExit::Signal { signal, core }) => {
+            Self::Ended(None) => packet.put(&[2, 0]),
+            Self::Ended(Some(JobExit::Code(code))) => packet.put(&[0, *code]),
+            Self::Ended(Some(JobExit::Signal { signal, core })) => {
                 packet.put(&[1, u8::from(*core)]);
                 packet.put(&signal.to_le_bytes());
             }
@@ -212,11 +221,7 @@ impl ToSidecar {
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut fields = Fields(bytes);
         let message = match fields.u8()? {
-            1 => Self::Started(Job {
-                pid: fields.i32()?,
-                mono: Mono(fields.u64()?),
-                wall: Wall(i64::from_le_bytes(fields.array()?)),
-            }),
+            1 => Self::Started(fields.job()?),
             2 => Self::Reaped(ReapedProcess {
                 pid: fields.i32()?,
                 cpu_seconds: f64::from_le_bytes(fields.array()?),
@@ -227,8 +232,9 @@ impl ToSidecar {
             3 => Self::Suspended(Mono(fields.u64()?)),
             4 => Self::Resumed(Mono(fields.u64()?)),
             5 => match (fields.u8()?, fields.u8()?) {
-                (0, code) => Self::Ended(JobExit::Code(code)),
-                (1, core) => Self::Ended(JobExit::Signal { signal: fields.i32()?, core: core != 0 }),
+                (0, code) => Self::Ended(Some(JobExit::Code(code))),
+                (1, core) => Self::Ended(Some(JobExit::Signal { signal: fields.i32()?, core: core != 0 })),
+                (2, 0) => Self::Ended(None),
                 _ => return None,
             },
             6 => {
@@ -240,6 +246,7 @@ impl ToSidecar {
             }
             7 => Self::GiveUp,
             8 => Self::Ping(fields.u32()?),
+            9 => Self::Starting(fields.job()?),
             _ => return None,
         };
         fields.at_end().then_some(message)
@@ -354,11 +361,12 @@ mod tests {
             (1..65i32, any::<bool>()).prop_map(|(signal, core)| JobExit::Signal { signal, core }),
         ];
         prop_oneof![
+            job.clone().prop_map(ToSidecar::Starting),
             job.prop_map(ToSidecar::Started),
             reaped.prop_map(ToSidecar::Reaped),
             any::<u64>().prop_map(|at| ToSidecar::Suspended(Mono(at))),
             any::<u64>().prop_map(|at| ToSidecar::Resumed(Mono(at))),
-            exit.prop_map(ToSidecar::Ended),
+            prop::option::of(exit).prop_map(ToSidecar::Ended),
             prop::collection::vec(any::<i32>(), 0..=MAX_LEFT).prop_map(ToSidecar::Left),
             Just(ToSidecar::GiveUp),
             any::<u32>().prop_map(ToSidecar::Ping),

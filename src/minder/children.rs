@@ -92,6 +92,16 @@ pub(super) fn reported_stop(pid: i32) -> Option<i32> {
     }
 }
 
+/// Whether `pid` is a child that was not reaped.
+pub(super) fn is_there(pid: i32) -> bool {
+    // SAFETY: neither waits nor reaps; `info` is plain data.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let how = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        libc::waitid(libc::P_PID, id(pid), &mut info, how) == 0
+    }
+}
+
 /// Reaps the child `pid` if it is dead.
 pub(super) fn reap(pid: i32) -> Option<Reaped> {
     // SAFETY: does not wait; both results are plain data.

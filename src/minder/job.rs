@@ -18,7 +18,7 @@ use crate::model::run::JobExit;
 use crate::model::time::Mono;
 use crate::sys::clock::monotonic;
 use crate::sys::inherited::inherited;
-use crate::sys::signals::{SignalSet, SignalSource, set_default};
+use crate::sys::signal_source::SignalSource;
 
 /// How often children are looked at although nothing was heard: where another thread of this process (a preloaded
 /// library's) takes SIGCHLD away, stops and orphans are noticed by this alone.
@@ -38,8 +38,9 @@ const RECENT: usize = 64;
 pub(super) enum JobEvent {
     /// A process of the job was reaped.
     Reaped(Reaped),
-    /// The main process has ended; comes right after its `Reaped`, once.
-    MainExited(JobExit),
+    /// The main process has ended; comes right after its `Reaped`, once. `None`: its status was taken by another thread of
+    /// this process, or thrown away by the kernel because one ignores SIGCHLD.
+    MainExited(Option<JobExit>),
     /// A signal was sent on to the job.
     Forwarded(i32),
     /// A signal came and was not sent on.
@@ -65,8 +66,9 @@ pub(super) struct Job {
     own_pid: i32,
     pid: i32,
     pidfd: Option<OwnedFd>,
+    ended: bool,
     exit: Option<JobExit>,
-    exit_untold: bool,
+    end_untold: bool,
     /// Children that are not the job's: those from before it, and the sidecar.
     not_the_jobs: Vec<i32>,
     look_at_children: bool,
@@ -91,8 +93,9 @@ impl Job {
             own_pid: rustix::process::getpid().as_raw_nonzero().get(),
             pid,
             pidfd: children::pidfd(pid),
+            ended: false,
             exit: None,
-            exit_untold: false,
+            end_untold: false,
             not_the_jobs,
             look_at_children: true,
             suspended: false,
@@ -125,9 +128,8 @@ impl Job {
     pub(super) fn next_event(&mut self, deadline: Option<Mono>) -> JobEvent {
         loop {
             self.stop_beside_job();
-            if let (true, Some(exit)) = (self.exit_untold, self.exit) {
-                self.exit_untold = false;
-                return JobEvent::MainExited(exit);
+            if std::mem::take(&mut self.end_untold) {
+                return JobEvent::MainExited(self.exit);
             }
             let event = self.next_signal().or_else(|| self.next_message()).or_else(|| self.next_verdict());
             if let Some(event) = event {
@@ -141,6 +143,10 @@ impl Job {
                     }
                     None => self.look_at_children = false,
                 }
+                if !self.ended && !children::is_there(self.pid) {
+                    self.main_ended(None);
+                    continue;
+                }
             }
             self.streak = 0;
             let now = monotonic();
@@ -153,7 +159,7 @@ impl Job {
 
     /// Waits until there may be something to do.
     fn wait(&mut self, deadline: Option<Mono>, now: Mono) {
-        let tick = if self.pidfd.is_some() || self.exit.is_some() { TICK } else { TICK_WITHOUT_PIDFD };
+        let tick = if self.pidfd.is_some() || self.ended { TICK } else { TICK_WITHOUT_PIDFD };
         let until = [deadline, self.witness.deadline()].into_iter().flatten().min();
         let time = match until {
             _ if self.look_at_children => Duration::ZERO,
@@ -177,8 +183,8 @@ impl Job {
         let is_dead = self.pidfd.is_some() && !entries[1].revents().is_empty();
         if ready == 0 || is_dead {
             self.look_at_children = true;
-            // Without the default action dead children would leave no status.
-            set_default(libc::SIGCHLD);
+            // Dead children leave no status while it is ignored.
+            self.signals.catch(libc::SIGCHLD);
         }
     }
 
@@ -204,7 +210,7 @@ impl Job {
             Origin::Child => None,
             // The minder's own write to a closed pipe, or its own stop.
             Origin::Process(pid) if pid == self.own_pid => None,
-            _ if self.exit.is_some() => Some(JobEvent::NotForwarded(signal, NotForwarded::JobGone)),
+            _ if self.ended => Some(JobEvent::NotForwarded(signal, NotForwarded::JobGone)),
             origin => match decide(signal, origin, inherited().leads_session, |pid| self.in_job(pid)) {
                 Decision::Forward => Some(self.forward(info)),
                 Decision::Withhold(why) => Some(JobEvent::NotForwarded(signal, why)),
@@ -241,7 +247,7 @@ impl Job {
         }
         let (info, verdict) = self.witness.decided(now, self.sidecar.is_connected())?;
         Some(match verdict {
-            _ if self.exit.is_some() => JobEvent::NotForwarded(signal_of(&info), NotForwarded::JobGone),
+            _ if self.ended => JobEvent::NotForwarded(signal_of(&info), NotForwarded::JobGone),
             Verdict::Everybody => JobEvent::NotForwarded(signal_of(&info), NotForwarded::Everybody),
             Verdict::MinderOnly => self.forward(&info),
         })
@@ -270,7 +276,7 @@ impl Job {
     fn next_child_event(&mut self) -> Option<JobEvent> {
         loop {
             let (pid, change) = children::next_change()?;
-            let is_main = pid == self.pid && self.exit.is_none();
+            let is_main = pid == self.pid && !self.ended;
             match change {
                 Change::Dead => {
                     if let Some(event) = self.reap(pid, is_main) {
@@ -314,11 +320,7 @@ impl Job {
             self.sidecar.reaped(reaped.exit);
         }
         if is_main {
-            self.exit = Some(reaped.exit);
-            self.exit_untold = true;
-            self.pidfd = None;
-            self.suspended = false;
-            self.stop_due = None;
+            self.main_ended(Some(reaped.exit));
         }
         if let Some(known) = self.not_the_jobs.iter().position(|known| *known == pid) {
             self.not_the_jobs.swap_remove(known);
@@ -331,15 +333,23 @@ impl Job {
         Some(JobEvent::Reaped(reaped))
     }
 
+    fn main_ended(&mut self, exit: Option<JobExit>) {
+        self.exit = exit;
+        self.ended = true;
+        self.end_untold = true;
+        self.pidfd = None;
+        self.suspended = false;
+        self.stop_due = None;
+    }
+
     /// Stops the minder with the signal that stopped the job, so that the shell sees what it would have seen. A SIGCONT
     /// that has come or is not decided yet goes first: it may let the job run again.
     fn stop_beside_job(&mut self) {
         if let Some(signal) = self.stop_due
             && self.witness.deadline().is_none()
-            && !SignalSet::pending_now().contains(libc::SIGCONT)
+            && stop::beside(self.pid, signal)
         {
             self.stop_due = None;
-            stop::beside(self.pid, signal);
             self.look_at_children = true;
         }
     }
@@ -347,7 +357,7 @@ impl Job {
     /// Living processes of the job apart from its main one while that lives, parents before children.
     pub(super) fn others(&self) -> Vec<i32> {
         let mut pids = tree::descendants(self.own_pid, &self.not_the_jobs);
-        pids.retain(|pid| *pid != self.pid || self.exit.is_some());
+        pids.retain(|pid| *pid != self.pid || self.ended);
         pids
     }
 

@@ -11,7 +11,7 @@ use super::asking::{Asking, NoAnswer, silence};
 use super::job::{Job, JobEvent};
 use super::origin::NotForwarded;
 use super::sidecar::Sidecar;
-use super::spawn::{JobCommand, LaunchError, spawn};
+use super::spawn::{Announcement, JobCommand, LaunchError, spawn};
 use super::termination::Termination;
 use super::{ending, exit, tree};
 use crate::link::{self, Ready, SidecarEnd, ToMinder, ToSidecar};
@@ -21,7 +21,8 @@ use crate::model::signal;
 use crate::sys::clock;
 use crate::sys::inherited::inherited;
 use crate::sys::notice::Notices;
-use crate::sys::signals::{SignalSet, SignalSource};
+use crate::sys::signal_source::SignalSource;
+use crate::sys::signals::SignalSet;
 
 /// gpurun failed before the job ran.
 const OWN_FAILURE: u8 = 125;
@@ -64,11 +65,19 @@ pub fn run(plan: &Plan, sidecar: impl FnOnce(SidecarEnd) -> u8) -> u8 {
         Ok(ready) => ready,
         Err(status) => return status,
     };
-    match start_job(plan, &ready, &lease) {
+    // Before the job: a signal that acts on the minder alone from here on would leave the job without it.
+    signals.catch_all();
+    match start_job(plan, &ready, &lease, &started) {
         Ok((pid, job)) => {
             started.send(&ToSidecar::Started(job));
             let job = Job::new(signals, started, pid, earlier_children);
-            exit::status(mind(plan, job, &ready, lease))
+            match mind(plan, job, &ready, lease) {
+                Some(exit) => exit::status(exit),
+                None => {
+                    plan.notices.error("the job has ended, and its exit status was taken by another thread of gpurun's process");
+                    OWN_FAILURE
+                }
+            }
         }
         Err(error) => {
             plan.notices.error(&error.to_string());
@@ -121,20 +130,26 @@ fn without_answer(
     Ok((Ready::default(), Vec::new()))
 }
 
-fn start_job(plan: &Plan, ready: &Ready, lease: &[OwnedFd]) -> Result<(i32, link::Job), LaunchError> {
+fn start_job(
+    plan: &Plan,
+    ready: &Ready,
+    lease: &[OwnedFd],
+    sidecar: &Sidecar,
+) -> Result<(i32, link::Job), LaunchError> {
+    let at = clock::pair();
     let command = JobCommand {
         argv: plan.command.clone(),
         env: ready.env.clone(),
         keep_fds: lease.iter().map(AsRawFd::as_raw_fd).collect(),
         die_together: plan.die_together,
+        announcement: sidecar.link().map(|(link, _)| Announcement { link: link.as_raw_fd(), at }),
     };
-    let before = clock::pair();
     let pid = spawn(&command)?;
-    Ok((pid, link::Job { pid, mono: before.mono, wall: before.wall }))
+    Ok((pid, link::Job { pid, mono: at.mono, wall: at.wall }))
 }
 
-/// Minds the job to its end and the sidecar's; how the job ended.
-fn mind(plan: &Plan, mut job: Job, ready: &Ready, lease: Vec<OwnedFd>) -> JobExit {
+/// Minds the job to its end and the sidecar's; how the job ended, where that can be known.
+fn mind(plan: &Plan, mut job: Job, ready: &Ready, lease: Vec<OwnedFd>) -> Option<JobExit> {
     let exit = follow(plan, &mut job, ready);
     if plan.kill_tree {
         ending::kill_tree(plan, &mut job);
@@ -152,7 +167,7 @@ fn mind(plan: &Plan, mut job: Job, ready: &Ready, lease: Vec<OwnedFd>) -> JobExi
 }
 
 /// Minds the job until its main process has ended.
-fn follow(plan: &Plan, job: &mut Job, ready: &Ready) -> JobExit {
+fn follow(plan: &Plan, job: &mut Job, ready: &Ready) -> Option<JobExit> {
     let mut termination = Termination::new(plan.kill_after);
     loop {
         match job.next_event(termination.deadline()) {

@@ -108,7 +108,7 @@ impl Sidecar {
         loop {
             self.exit = self.exit.or_else(|| children::reap(self.pid).map(|reaped| reaped.exit));
             let left = end.saturating_duration_since(Instant::now());
-            if self.exit.is_some() || left.is_zero() {
+            if self.exit.is_some() || left.is_zero() || !children::is_there(self.pid) {
                 return self.exit;
             }
             children::wait_readable(pidfd.as_ref(), left);

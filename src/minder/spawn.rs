@@ -2,13 +2,15 @@
 
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 use super::{children, stop};
+use crate::link::{Job, ToSidecar, send_raw};
+use crate::model::time::ClockPair;
 use crate::sys::inherited::{Inherited, inherited};
-use crate::sys::signals::{SignalSet, set_default, set_disposition};
+use crate::sys::signals::{SignalSet, set_disposition};
 
 /// The job as it is to be started; everything that is not named here it inherits.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +23,27 @@ pub(super) struct JobCommand {
     pub keep_fds: Vec<RawFd>,
     /// The kernel kills the job's main process when gpurun dies, however it dies.
     pub die_together: bool,
+    /// How the new process tells the sidecar that it is about to execute the job.
+    pub announcement: Option<Announcement>,
+}
+
+/// What the job's process tells before it executes the job. It does so itself: should the minder be killed in the moment
+/// of the start, the sidecar knows which process to follow.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Announcement {
+    /// The minder's end of the link.
+    pub link: RawFd,
+    /// When the start began.
+    pub at: ClockPair,
+}
+
+impl Announcement {
+    /// Sends it from the new process: two system calls.
+    fn send(self) {
+        // SAFETY: the new process has a copy of the minder's descriptor until it executes the job; its own id is read.
+        let (link, pid) = unsafe { (BorrowedFd::borrow_raw(self.link), libc::getpid()) };
+        send_raw(link, &ToSidecar::Starting(Job { pid, mono: self.at.mono, wall: self.at.wall }));
+    }
 }
 
 /// Why there is no job; its text is the one line for stderr, [`LaunchError::exit_code`] the status.
@@ -78,6 +101,7 @@ struct Prepared {
     envp: Vec<*const libc::c_char>,
     keep_fds: Vec<RawFd>,
     die_together: bool,
+    announcement: Option<Announcement>,
     parent: libc::pid_t,
     /// Owns what the pointers point to.
     _strings: Vec<CString>,
@@ -124,6 +148,7 @@ impl Prepared {
             envp,
             keep_fds: command.keep_fds.clone(),
             die_together: command.die_together,
+            announcement: command.announcement,
             // SAFETY: reads the caller's own id.
             parent: unsafe { libc::getpid() },
             _strings: strings,
@@ -182,9 +207,6 @@ pub(super) fn spawn(command: &JobCommand) -> Result<i32, LaunchError> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|source| LaunchError::System { what: "PR_SET_CHILD_SUBREAPER", source: source.into() })?;
     let (report, report_child) = io::pipe().map_err(|source| LaunchError::System { what: "pipe", source })?;
-    // Dead children must leave a status; a parent that ignores SIGCHLD would take that away. The job gets the inherited
-    // disposition back.
-    set_default(libc::SIGCHLD);
     // Plain clone instead of libc's fork: no atfork handlers of preloaded libraries. A vfork would deadlock with Ctrl-Z:
     // the stopped child never reaches exec.
     let none: libc::c_long = 0;
@@ -245,6 +267,9 @@ fn in_child(prepared: &mut Prepared, entry: &Inherited, report: RawFd) -> ! {
     if entry.is_subreaper {
         // SAFETY: an attribute of this process.
         unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+    }
+    if let Some(announcement) = prepared.announcement {
+        announcement.send();
     }
     entry.blocked.set_as_mask();
     let (errno, candidate) = exec(prepared);

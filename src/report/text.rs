@@ -52,7 +52,7 @@ pub(super) fn notes(report: &Report) -> Vec<String> {
     }
     for source in &report.sources {
         if let Some(what) = &source.dropped {
-            notes.push(format!("{}: {} was left out", clean(&source.about.name), clean(what)));
+            notes.push(format!("{}: {}", clean(&source.about.name), clean(what)));
         }
         if !report.parts.iter().any(|p| std::ptr::eq(report.source(p), source)) {
             notes.push(format!("{}: no rows", clean(&source.about.name)));

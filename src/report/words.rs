@@ -4,6 +4,7 @@ pub(super) use crate::sys::format::{brief, count, duration, joules, mib, millis,
 use jiff::Timestamp;
 
 use crate::model::signal;
+use crate::sys::escape::printable;
 
 use super::about::Exit;
 use super::curve::Figures;
@@ -12,14 +13,9 @@ use super::part::Part;
 /// What stands where nothing is known.
 pub(super) const UNKNOWN: &str = "–";
 
-/// A text from a log on one line, harmless to a terminal: control characters and marks that turn the
-/// direction of writing become `�`.
+/// A text from a log on one line, harmless to a terminal.
 pub(super) fn clean(text: &str) -> String {
-    let odd = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
-    };
-    text.chars().map(|c| if odd(c) { '\u{fffd}' } else { c }).collect()
+    printable(text).into_owned()
 }
 
 /// A text shortened to `most` characters.
@@ -159,8 +155,8 @@ mod tests {
     #[test]
     fn commands_are_quoted_and_cleaned() {
         let argv = ["python", "a b.py", "it's", "", "\u{1b}[31m"].map(str::to_owned);
-        assert_eq!(command(&argv), r"python 'a b.py' 'it'\''s' '' '�[31m'");
-        assert_eq!(clean("a\u{202e}b\nc"), "a�b�c");
+        assert_eq!(command(&argv), r"python 'a b.py' 'it'\''s' '' '\u{1b}[31m'");
+        assert_eq!(clean("a\u{202e}b\nc"), "a\\u{202e}b\\nc");
         assert_eq!(short("abcdef", 4), "abc…");
         assert_eq!(short_start("abcdef", 4), "…def");
     }

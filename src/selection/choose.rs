@@ -4,7 +4,7 @@
 use std::cmp::{Ordering, Reverse};
 
 use super::SelectionError;
-use super::lease::Holder;
+use super::holder::Holder;
 use crate::model::device::{ComputeMode, DeviceSnapshot};
 use crate::model::reading::Reason;
 use crate::model::selection::{Constraints, IDLE_UTILIZATION};

@@ -12,9 +12,9 @@ use crate::model::selection::{Candidates, Hold, NameFormat, Patience, Settings};
 use crate::selection::SelectionError;
 use crate::selection::choose::Choice;
 use crate::selection::explain;
+use crate::selection::holder::{Holder, command_note};
 use crate::selection::lease::{
-    DIRECTORY_VARIABLE, Holder, LEASES_VARIABLE, Lease, LeaseDirectory, Outer, command_note,
-    default_directory, fresh_token,
+    DIRECTORY_VARIABLE, LEASES_VARIABLE, Lease, LeaseDirectory, Outer, default_directory, fresh_token,
 };
 use crate::selection::visible;
 use crate::sys::users;
@@ -229,6 +229,7 @@ pub fn choose_for_job(
     let holder = Holder {
         pid,
         job: None,
+        process: None,
         uid,
         user: users::name_of(uid).unwrap_or_else(|| uid.to_string()),
         command: command_note(command),

@@ -17,7 +17,6 @@
 //! `fs.protected_regular` then leaves files of other users alone. Links are never followed.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -26,10 +25,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
 use super::SelectionError;
 use super::choose::LeaseState;
+use super::holder::{Holder, LockFile};
 use crate::model::id::GpuUuid;
 use crate::model::selection::Hold;
 
@@ -44,70 +42,6 @@ const SELECT_LOCK_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 /// Longest note that is read back.
 const NOTE_BYTES: u64 = 4096;
-
-/// Who holds a lease, as the holder wrote it down.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Holder {
-    /// The gpurun that took it.
-    pub pid: u32,
-    /// The job's main process, once it runs; it holds the lease too.
-    pub job: Option<u32>,
-    /// Effective uid.
-    pub uid: u32,
-    /// User name, or the uid in digits.
-    pub user: String,
-    /// The job's command line, shortened.
-    pub command: String,
-    /// Seconds since the Unix epoch.
-    pub since: i64,
-    /// How many may share, for a sharer.
-    pub share: Option<u32>,
-    /// Tells this lease from any other.
-    pub token: String,
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.pid == 0 {
-            return f.write_str("another gpurun");
-        }
-        write!(f, "pid {}", self.job.unwrap_or(self.pid))?;
-        if !self.user.is_empty() {
-            write!(f, " of {}", self.user)?;
-        }
-        if !self.command.is_empty() {
-            write!(f, " ({})", self.command)?;
-        }
-        if let Ok(since) = jiff::Timestamp::from_second(self.since) {
-            let since = since.to_zoned_datetime(jiff::tz::TimeZone::system());
-            write!(f, " since {}", since.strftime("%Y-%m-%d %H:%M:%S"))?;
-        }
-        if let Some(share) = self.share {
-            write!(f, ", shared by up to {share}")?;
-        }
-        Ok(())
-    }
-}
-
-impl Holder {
-    /// What others wrote is shown on terminals: no control characters, no screenfuls.
-    fn cleaned(mut self) -> Self {
-        for text in [&mut self.user, &mut self.command, &mut self.token] {
-            *text = text.chars().filter(|c| !c.is_control()).take(200).collect();
-        }
-        self
-    }
-}
-
-/// Shortens a command line for a [`Holder`].
-pub fn command_note(words: &[String]) -> String {
-    let mut text: String = words.join(" ").chars().filter(|c| !c.is_control()).take(81).collect();
-    if text.chars().count() > 80 {
-        text = text.chars().take(77).collect::<String>() + "...";
-    }
-    text
-}
 
 /// A name that no other lease on this host has.
 ///
@@ -339,6 +273,15 @@ impl LeaseDirectory {
         .cleaned()
     }
 
+    /// Who holds a locked file, with the processes that do so now.
+    fn holder(&self, name: &str) -> Holder {
+        let note = self.note(name);
+        match self.open_lock(name).and_then(|file| file.metadata()) {
+            Ok(metadata) => note.now(&LockFile::new(name, &metadata)),
+            Err(_) => note,
+        }
+    }
+
     /// Writes the note into a lock file. A note is a courtesy: failing to write it fails nothing.
     fn write_note(&self, name: &str, holder: &Holder) {
         let write = || -> io::Result<()> {
@@ -403,28 +346,28 @@ impl LeaseDirectory {
     fn state(&self, scope: &str, names: &[String], hold: Hold) -> LeaseState {
         let own = format!("{scope}.lock");
         if listed(names, &own) && self.is_locked(&own) {
-            return LeaseState::Held(self.note(&own));
+            return LeaseState::Held(self.holder(&own));
         }
         let taken = self.taken_below(scope, names);
         let Hold::Shared(slots) = hold else {
-            return match taken.into_values().next() {
-                Some(holder) => LeaseState::Held(holder),
+            return match taken.values().next() {
+                Some(name) => LeaseState::Held(self.holder(name)),
                 None => LeaseState::Free,
             };
         };
         // A process inside an ended job still has the device to itself.
-        if let Some(holder) = taken.get("n") {
-            return LeaseState::Held(holder.clone());
+        if let Some(name) = taken.get("n") {
+            return LeaseState::Held(self.holder(name));
         }
-        let limit = taken.values().filter_map(|holder| holder.share).fold(slots, u32::min) as usize;
+        let limit = taken.values().filter_map(|name| self.note(name).share).fold(slots, u32::min) as usize;
         match taken.values().next() {
-            Some(holder) if taken.len() >= limit => LeaseState::Held(holder.clone()),
+            Some(name) if taken.len() >= limit => LeaseState::Held(self.holder(name)),
             _ => LeaseState::Free,
         }
     }
 
-    /// The locked parts of a scope, by the word after it (`s0`, `n`), with who holds them.
-    fn taken_below(&self, scope: &str, names: &[String]) -> BTreeMap<String, Holder> {
+    /// The files of the locked parts of a scope, by the word after it (`s0`, `n`).
+    fn taken_below<'a>(&self, scope: &str, names: &'a [String]) -> BTreeMap<String, &'a str> {
         let mut taken = BTreeMap::new();
         for name in names {
             let Some(below) = name
@@ -436,7 +379,7 @@ impl LeaseDirectory {
             };
             let part = below.split('+').next().unwrap_or(below);
             if !taken.contains_key(part) && self.is_locked(name) {
-                taken.insert(part.to_owned(), self.note(name));
+                taken.insert(part.to_owned(), name.as_str());
             }
         }
         taken
@@ -452,9 +395,9 @@ impl LeaseDirectory {
         let own = format!("{root}.lock");
         let mut holders = Vec::new();
         if listed(&names, &own) && self.is_locked(&own) {
-            holders.push(self.note(&own));
+            holders.push(self.holder(&own));
         }
-        holders.extend(self.taken_below(&root, &names).into_values());
+        holders.extend(self.taken_below(&root, &names).into_values().map(|name| self.holder(name)));
         Ok(holders)
     }
 
@@ -542,7 +485,8 @@ impl Selecting<'_> {
                 lease.parts.push(Part { uuid: uuid.clone(), scope, files: vec![file] });
                 continue;
             }
-            let taken = directory.taken_below(&scope, &directory.names()?);
+            let names = directory.names()?;
+            let taken = directory.taken_below(&scope, &names);
             let slot = (0_u32..).map(|slot| format!("s{slot}")).find(|slot| !taken.contains_key(slot));
             let scope = format!("{scope}+{}", slot.unwrap_or_default());
             let Some(slot) = directory.lock(&format!("{scope}.lock"), true, LOOK_PATIENCE).map_err(wrap)?

@@ -27,6 +27,7 @@ use crate::selection::flow::Surroundings;
 use crate::summary::json::{LeftoverSummary, Summary};
 use crate::sys::notice::Notices;
 use crate::sys::process::{id, parent_id};
+use crate::sys::stat::Stat;
 use crate::sys::{clock, limits};
 use crate::writers::Opened;
 
@@ -56,7 +57,7 @@ pub(crate) struct Setup {
 /// The whole life of a sidecar whose parent is the minder of a job; its exit status.
 pub(crate) fn run(setup: &Setup, link: SidecarEnd) -> u8 {
     let minder = parent_id();
-    let Ok(link) = process::enter(link, minder) else { return Exit::OwnFailure.code() };
+    let Ok(link) = process::enter(link) else { return Exit::OwnFailure.code() };
     let notices = Notices::new(setup.quiet);
     let entered = clock::monotonic();
     process::leave_signals_to_minder();
@@ -73,13 +74,12 @@ pub(crate) fn run(setup: &Setup, link: SidecarEnd) -> u8 {
             return Exit::Ok.code();
         }
     };
-    process::hold_stops();
     let lease = prepared.chosen.lease.as_ref();
     let descriptors = lease.map(|lease| lease.descriptors().collect::<Vec<_>>()).unwrap_or_default();
     link.send_with(&ToMinder::Ready(prepared.ready(&setup.logging)), &descriptors);
     drop(descriptors);
     let Ok(job) = wait_for_start(&link) else {
-        // There is no job. Files that were made for it go away with what holds them.
+        prepared.undo();
         return Exit::Ok.code();
     };
     let beside = Beside { setup, minder, job, entered, load_check, notices: &notices };
@@ -100,8 +100,7 @@ impl Prepared {
     fn new(setup: &Setup, minder: i32, link: &SidecarEnd, notices: &Notices) -> Result<Self, Refusal> {
         let pid = minder.unsigned_abs();
         let run = describe::run(&setup.logging, &setup.command, pid, clock::pair());
-        let opened = targets::open(&setup.logging, &run, pid, notices)?;
-        targets::check_summary(&setup.logging, notices)?;
+        let checked = targets::check(&setup.logging, &run, pid, notices)?;
         let surroundings = Surroundings::from_environment();
         let chosen = match &setup.choice {
             None => Chosen::default(),
@@ -116,6 +115,10 @@ impl Prepared {
                 choice::choose(&wish, &surroundings, link)?
             }
         };
+        // From here on threads are started that stay, and inherit what is blocked.
+        process::get_ready();
+        // Not before: a wait that is broken off leaves no files.
+        let opened = targets::create(checked, &setup.logging, notices)?;
         let inbox = Inbox::new();
         let socket = listen(&inbox, &run.run, pid, notices);
         Ok(Self { run, chosen, surroundings, opened, inbox, socket })
@@ -129,6 +132,15 @@ impl Prepared {
         }
         let journals = self.opened.iter().flat_map(Opened::journaled).collect();
         Ready { env, socket, journals }
+    }
+
+    /// There is no job: removes what was made for it.
+    fn undo(self) {
+        let Self { chosen, opened, socket, .. } = self;
+        drop(opened);
+        socket.map(|socket| socket.stop(LAST_MARKS));
+        // Left open: the process ends now, and the driver's own shutdown can hang.
+        std::mem::forget(chosen);
     }
 }
 
@@ -155,15 +167,22 @@ fn outer_records(logging: &Logging) -> bool {
     !writes && outer().is_some_and(|path| control::Client::connect(path.as_ref()).is_ok())
 }
 
-/// Waits for the minder to have started the job.
+/// Waits for the minder to have started the job. One that is killed in between leaves a process that has announced itself
+/// and runs the job.
 fn wait_for_start(link: &SidecarEnd) -> Result<Job, Closed> {
+    let mut starting: Option<Job> = None;
     loop {
-        match link.receive()? {
-            Some(ToSidecar::Started(job)) => return Ok(job),
-            Some(_) => {}
-            None => {
+        match link.receive() {
+            Ok(Some(ToSidecar::Starting(job))) => starting = Some(job),
+            Ok(Some(ToSidecar::Started(job))) => return Ok(job),
+            Ok(Some(_)) => {}
+            Ok(None) => {
                 // An interrupted wait is looked at again.
                 let _ = poll(&mut [PollFd::from_borrowed_fd(link.as_fd(), PollFlags::IN)], None);
+            }
+            Err(Closed) => {
+                let runs = |job: &Job| Stat::read(job.pid).is_some_and(|stat| !stat.has_ended());
+                return starting.filter(runs).ok_or(Closed);
             }
         }
     }
@@ -186,14 +205,14 @@ impl Beside<'_> {
         let Self { setup, job, notices, .. } = self;
         let Prepared { run, mut chosen, surroundings, opened, inbox, socket } = prepared;
         let watch = JobWatch::open(job.pid);
+        if let (Some(lease), Ok(pid)) = (&mut chosen.lease, u32::try_from(job.pid)) {
+            lease.note_job(pid);
+        }
         let talk = match Talk::begin(link, self.entered) {
             Ok(talk) => talk,
             Err(error) => return nothing_logged(notices, &format!("cannot watch signals: {error}")),
         };
         limits::raise_descriptors();
-        if let (Some(lease), Ok(pid)) = (&mut chosen.lease, u32::try_from(job.pid)) {
-            lease.note_job(pid);
-        }
         say_start(&chosen, &setup.logging, opened.as_ref(), notices);
         let watched = match chosen.known.take() {
             Some((nvml, devices)) => Watched::Known(Box::new(nvml), devices),
@@ -215,7 +234,7 @@ impl Beside<'_> {
             Err(error) => return nothing_logged(notices, &format!("cannot start a thread: {error}")),
         };
         let exit = follow(&talk, &engine);
-        if exit.is_none() {
+        if exit.is_err() {
             // The minder was killed: its work is done from here.
             watch.wait();
             if let Some(lease) = &chosen.lease {
@@ -235,16 +254,32 @@ fn nothing_logged(notices: &Notices, why: &str) -> u8 {
     Exit::OwnFailure.code()
 }
 
-/// Hands the engine what the minder tells, to the job's end; `None` if the minder was killed before.
-fn follow(talk: &Talk, engine: &Engine) -> Option<JobExit> {
+/// Hands the engine what the minder tells, to the job's end; how it ended, where that can be known.
+///
+/// # Errors
+/// The minder was killed before.
+fn follow(talk: &Talk, engine: &Engine) -> Result<Option<JobExit>, Closed> {
+    let mut suspended = false;
     loop {
         match talk.next(None) {
             Ok(Some(ToSidecar::Reaped(reaped))) => engine.reaped(usage(&reaped)),
-            Ok(Some(ToSidecar::Suspended(at))) => engine.suspended(at),
-            Ok(Some(ToSidecar::Resumed(at))) => engine.resumed(at),
-            Ok(Some(ToSidecar::Ended(exit))) => return Some(exit),
+            Ok(Some(ToSidecar::Suspended(at))) => {
+                suspended = true;
+                engine.suspended(at);
+            }
+            Ok(Some(ToSidecar::Resumed(at))) => {
+                suspended = false;
+                engine.resumed(at);
+            }
+            Ok(Some(ToSidecar::Ended(exit))) => return Ok(exit),
             Ok(_) => {}
-            Err(Closed) => return None,
+            Err(Closed) => {
+                if suspended {
+                    // Nothing will tell when the job runs again.
+                    engine.resumed(clock::monotonic());
+                }
+                return Err(Closed);
+            }
         }
     }
 }
@@ -289,8 +324,12 @@ impl JobWatch {
 }
 
 /// Finishes the files; what came of it, and the processes that the job left behind.
-fn finish(engine: Engine, exit: Option<JobExit>, talk: &Talk) -> (Result<EngineEnd, Unfinished>, Vec<i32>) {
-    let mut left: Option<Vec<i32>> = exit.is_none().then(Vec::new);
+fn finish(
+    engine: Engine,
+    exit: Result<Option<JobExit>, Closed>,
+    talk: &Talk,
+) -> (Result<EngineEnd, Unfinished>, Vec<i32>) {
+    let mut left: Option<Vec<i32>> = exit.is_err().then(Vec::new);
     let give_up = || loop {
         match talk.next(Some(Instant::now())) {
             Ok(Some(ToSidecar::GiveUp)) => return true,
@@ -299,7 +338,7 @@ fn finish(engine: Engine, exit: Option<JobExit>, talk: &Talk) -> (Result<EngineE
             Ok(None) | Err(Closed) => return false,
         }
     };
-    let end = engine.finish(exit, LAST_WINDOW, give_up);
+    let end = engine.finish(exit.unwrap_or(None), LAST_WINDOW, give_up);
     let until = Instant::now() + LEFT_BEHIND;
     while left.is_none() {
         match talk.next(Some(until)) {

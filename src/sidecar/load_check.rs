@@ -9,6 +9,7 @@ use std::path::Path;
 use crate::collectors::nvml::{self, NvmlError};
 use crate::model::signal;
 use crate::sys::process;
+use crate::sys::signals::SignalSet;
 
 /// A child that tries to load the library. The kernel ends it with its parent.
 #[derive(Debug)]
@@ -22,11 +23,10 @@ impl LoadCheck {
     /// # Errors
     /// No process.
     pub fn start(library: Option<&Path>) -> io::Result<Self> {
-        let parent = process::id();
         let child = process::fork(|| {
-            if process::die_with(parent).is_ok() {
-                nvml::load_only(library);
-            }
+            // It does not stop with the job: what waits for it would wait until the job goes on.
+            SignalSet::ALL.block();
+            nvml::load_only(library);
             0
         })?;
         Ok(Self { child })
@@ -38,9 +38,12 @@ impl LoadCheck {
     /// # Errors
     /// Loading it ended the child.
     pub fn wait(self) -> Result<(), NvmlError> {
-        match process::wait_for_signal_death(self.child) {
-            Some(signal) => Err(NvmlError::LoadCrashed { signal: signal::name(signal) }),
-            None => Ok(()),
-        }
+        let Some(status) = process::wait_for_end(self.child) else { return Ok(()) };
+        let how = match (status.terminating_signal(), status.exit_status()) {
+            (Some(signal), _) => signal::name(signal),
+            (None, Some(code)) if code != 0 => format!("exit status {code}"),
+            _ => return Ok(()),
+        };
+        Err(NvmlError::LoadCrashed { how })
     }
 }

@@ -9,21 +9,21 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::link::{Closed, SidecarEnd, ToMinder, ToSidecar, Witnessed};
 use crate::model::time::Mono;
-use crate::sys::signals::{SignalSet, SignalSource, ignore};
+use crate::sys::signal_source::SignalSource;
+use crate::sys::signals::{SignalSet, ignore};
 use crate::sys::{clock, descriptors, process};
 
 /// Its name in `ps` and `/proc/PID/comm`; the command line stays the typed one, so that `pkill -f` finds both processes
 /// or none.
 const NAME: &std::ffi::CStr = c"gpurun-sidecar";
 
-/// Makes this process, just forked, a child that works for `minder`: it has a name, no standard input and output, none
-/// of the descriptors that gpurun was started with, and ends with the minder.
+/// Makes this process, just forked, a child that works for the minder: it has a name, no standard input and output, and
+/// none of the descriptors that gpurun was started with.
 ///
 /// # Errors
-/// The minder is dead, or the system refuses a descriptor.
-pub fn enter(link: SidecarEnd, minder: i32) -> io::Result<SidecarEnd> {
+/// The system refuses a descriptor.
+pub fn enter(link: SidecarEnd) -> io::Result<SidecarEnd> {
     process::name_thread(NAME);
-    process::die_with(minder)?;
     // What the driver library forks stays here, also when its parent ends.
     process::adopt_orphans();
     descriptors::keep_only(link.into_fd()).map(SidecarEnd::from_fd)
@@ -32,33 +32,25 @@ pub fn enter(link: SidecarEnd, minder: i32) -> io::Result<SidecarEnd> {
 /// Signals by which job control stops a process: until the job runs, the sidecar stops with the minder.
 const STOPS: [i32; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
-/// Signals that the sidecar needs, or that tell of its own faults.
-const OWN: [i32; 9] = [
-    libc::SIGCHLD,
-    libc::SIGSEGV,
-    libc::SIGBUS,
-    libc::SIGFPE,
-    libc::SIGILL,
-    libc::SIGABRT,
-    libc::SIGTRAP,
-    libc::SIGSYS,
-    libc::SIGKILL,
-];
-
 /// Leaves signals to the minder: those that end it end the sidecar too, by the kernel's hand, and those that stop it stop
 /// both. All others wait, blocked, to be reported once the job runs. They are ignored as well: a thread of the driver
-/// library that unblocks them must not be ended by one that is meant for the job.
+/// library that unblocks them must not be ended by one that is meant for the job. Ignoring SIGCHLD would take the status
+/// of children away.
 pub fn leave_signals_to_minder() {
-    for signal in SignalSet::all_numbers().filter(|signal| !OWN.contains(signal) && !STOPS.contains(signal)) {
+    let kept =
+        |signal| STOPS.contains(&signal) || SignalSet::FAULTS.contains(&signal) || signal == libc::SIGCHLD;
+    SignalSet::all_numbers().filter(|signal| !kept(*signal)).for_each(|signal| {
         ignore(signal);
-    }
+    });
     let mut stops = SignalSet::EMPTY;
     STOPS.iter().for_each(|signal| stops.insert(*signal));
     stops.unblock();
 }
 
-/// From now on signals that stop wait too: the job may start at any moment, and the sidecar does not stop with it.
-pub fn hold_stops() {
+/// From now on the end of the minder is told by the link alone, so that what is made for the job can be removed again, and
+/// signals that stop wait too: the job may start at any moment, and the sidecar does not stop with it.
+pub fn get_ready() {
+    process::outlive_parent();
     let mut stops = SignalSet::EMPTY;
     STOPS.iter().for_each(|signal| stops.insert(*signal));
     stops.block();
@@ -77,13 +69,13 @@ pub struct Talk {
 }
 
 impl Talk {
-    /// Begins to report signals, those that came since `entered` included, and lives on should the minder be killed. Before any other thread is started.
+    /// Begins to report signals, those that came since `entered` included. No thread may let one through.
     ///
     /// # Errors
     /// No descriptor for the signals.
     pub fn begin(link: SidecarEnd, entered: Mono) -> io::Result<Self> {
         let signals = SignalSource::block_all()?;
-        process::outlive_parent();
+        signals.catch_all();
         Ok(Self { link, signals, last_empty: Cell::new(entered) })
     }
 
@@ -131,9 +123,10 @@ impl Talk {
         let since = self.last_empty.get();
         while let Some(info) = self.signals.read() {
             let signal = i32::try_from(info.ssi_signo).unwrap_or(0);
-            // The kernel's own have positive codes: terminal keys, a child's change of state.
-            if info.ssi_code <= 0 {
-                let sender = i32::try_from(info.ssi_pid).unwrap_or(0);
+            let sender = i32::try_from(info.ssi_pid).unwrap_or(0);
+            // The kernel's own have positive codes: terminal keys, a child's change of state. A driver library may signal
+            // its own threads.
+            if info.ssi_code <= 0 && sender != process::id() {
                 let at = clock::monotonic();
                 self.send(&ToMinder::Witnessed(Witnessed { signal, sender, since, at }));
             }

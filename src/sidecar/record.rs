@@ -17,7 +17,7 @@ use crate::model::signal;
 use crate::sampling::TreeRoot;
 use crate::summary::json::Summary;
 use crate::sys::notice::Notices;
-use crate::sys::signals::SignalSource;
+use crate::sys::signal_source::SignalSource;
 use crate::sys::{clock, descriptors, limits};
 
 /// What is recorded.
@@ -52,6 +52,7 @@ fn record(recording: &Recording) -> Result<(), Refusal> {
     let own_failure = |line: String| Refusal::new(Exit::OwnFailure, line);
     let signals =
         SignalSource::block_all().map_err(|error| own_failure(format!("cannot watch signals: {error}")))?;
+    signals.catch_all();
     let mut watch = Watch::new(signals, pids).map_err(|(pid, error)| {
         let why = if error.raw_os_error() == Some(libc::ESRCH) {
             "there is no such process".into()
@@ -67,7 +68,6 @@ fn record(recording: &Recording) -> Result<(), Refusal> {
     let pid = std::process::id();
     let run = describe::run(logging, &[], pid, clock::pair());
     let opened = targets::open(logging, &run, pid, notices)?;
-    targets::check_summary(logging, notices)?;
 
     let inbox = Inbox::new();
     let socket = listen(&inbox, &run.run, pid, notices);

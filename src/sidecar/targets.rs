@@ -1,27 +1,31 @@
-//! The targets of a run: opened before the job starts, reported on after it has ended.
+//! The targets of a run: checked before GPUs are chosen, made when the job starts, reported on after it has ended.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write as _;
-use std::path::Path;
+use std::io::{self, BufWriter, Write as _};
+use std::path::{Path, PathBuf};
 
 use crate::cli::exit::Exit;
 use crate::cli::logging::Logging;
 use crate::model::run::RunInfo;
 use crate::summary::json::{Summary, TargetSummary};
+use crate::writers::directory::{
+    Directory, Placing, TempFile, check_directory, directory_of, make_directories,
+};
 use crate::writers::target::Target;
-use crate::writers::{self, Layout, Mode, Opened, WriterReport, WriterSettings};
+use crate::writers::{self, Checked, Layout, Mode, Opened, TargetFailure, WriterReport, WriterSettings};
 
 use super::choice::Refusal;
 use super::describe;
 use crate::sys::notice::Notices;
 
-/// Opens every target. One that cannot be written stops gpurun, or, with `--best-effort`, is warned about.
-pub(super) fn open(
+/// Checks every target and the summary, and makes nothing. One that cannot be written stops gpurun, or, with
+/// `--best-effort`, is warned about.
+pub(super) fn check(
     logging: &Logging,
     run: &RunInfo,
     pid: u32,
     notices: &Notices,
-) -> Result<Option<Opened>, Refusal> {
+) -> Result<Option<Checked>, Refusal> {
+    check_summary(logging, notices)?;
     if logging.targets.is_empty() {
         return Ok(None);
     }
@@ -43,25 +47,73 @@ pub(super) fn open(
         rank: run.rank,
         ..WriterSettings::default()
     };
-    let (opened, failures) = writers::open(&targets, &settings);
+    let (checked, failures) = writers::check(&targets, &settings);
+    refuse(&failures, logging, notices)?;
+    Ok(Some(checked))
+}
+
+/// Makes the targets, when the job is about to start, and the directory of the summary.
+pub(super) fn create(
+    checked: Option<Checked>,
+    logging: &Logging,
+    notices: &Notices,
+) -> Result<Option<Opened>, Refusal> {
+    if let Some(path) = &logging.summary {
+        summary_trouble(path, make_directories(directory_of(path)).map(drop), logging, notices)?;
+    }
+    let Some(checked) = checked else { return Ok(None) };
+    let (opened, failures) = checked.create();
+    refuse(&failures, logging, notices)?;
+    Ok(Some(opened))
+}
+
+/// Checks and makes the targets at once, and says which of them did not get the name that was asked for.
+pub(super) fn open(
+    logging: &Logging,
+    run: &RunInfo,
+    pid: u32,
+    notices: &Notices,
+) -> Result<Option<Opened>, Refusal> {
+    let opened = create(check(logging, run, pid, notices)?, logging, notices)?;
+    for (target, reason) in opened.iter().flat_map(Opened::names) {
+        if let Some(reason) = reason {
+            notices.say(&format!("{reason}; rows go to {target}"));
+        }
+    }
+    Ok(opened)
+}
+
+fn refuse(failures: &[TargetFailure], logging: &Logging, notices: &Notices) -> Result<(), Refusal> {
     if let Some(first) = failures.first()
         && !logging.best_effort
     {
         let line = format!("--log {}: {}", first.target, first.error);
-        drop(opened);
         return Err(Refusal::new(Exit::OwnFailure, line));
     }
-    for failure in &failures {
+    for failure in failures {
         notices.say(&format!("--log {}: {}; the job runs without it", failure.target, failure.error));
     }
-    Ok(Some(opened))
+    Ok(())
 }
 
-/// Whether the summary can be written later: its directory is there and takes files.
-pub(super) fn check_summary(logging: &Logging, notices: &Notices) -> Result<(), Refusal> {
+/// Whether the summary can be written later.
+fn check_summary(logging: &Logging, notices: &Notices) -> Result<(), Refusal> {
     let Some(path) = &logging.summary else { return Ok(()) };
-    let Err(why) = can_be_written(path, logging.overwrite) else { return Ok(()) };
-    let line = format!("--summary {}: {why}", path.display());
+    let checked = match std::fs::metadata(path) {
+        Ok(there) if !there.is_file() => Err((path.clone(), io::Error::other("not a regular file"))),
+        _ => check_directory(directory_of(path)),
+    };
+    summary_trouble(path, checked, logging, notices)
+}
+
+fn summary_trouble(
+    summary: &Path,
+    result: Result<(), (PathBuf, io::Error)>,
+    logging: &Logging,
+    notices: &Notices,
+) -> Result<(), Refusal> {
+    let Err((path, error)) = result else { return Ok(()) };
+    let line = format!("--summary {}: cannot write to {}: {error}", summary.display(), path.display());
     if logging.best_effort {
         notices.say(&line);
         return Ok(());
@@ -69,35 +121,32 @@ pub(super) fn check_summary(logging: &Logging, notices: &Notices) -> Result<(), 
     Err(Refusal::new(Exit::OwnFailure, line))
 }
 
-/// Whether a file can be made here, or replaced where that was allowed.
-fn can_be_written(path: &Path, overwrite: bool) -> Result<(), String> {
-    let existed = path.exists();
-    if existed && !overwrite {
-        return Err("the file exists; use --overwrite or another name".to_owned());
-    }
-    OpenOptions::new().append(true).create(true).open(path).map_err(|error| error.to_string())?;
-    if !existed {
-        // Only the right to create it was in question; an empty summary would be a lie.
-        let _ = std::fs::remove_file(path);
-    }
-    Ok(())
-}
-
-/// Writes the summary aside and renames it, so that it is whole or not there.
+/// Writes the summary, which is whole or not there. Where its name is taken it gets the next free one, which is said.
 fn write_summary(logging: &Logging, summary: &Summary, notices: &Notices) {
     let Some(path) = &logging.summary else { return };
-    let mut aside = path.clone().into_os_string();
-    aside.push(".tmp");
-    let written = (|| {
-        let mut file = File::create(&aside)?;
-        serde_json::to_writer_pretty(&mut file, summary)?;
-        file.write_all(b"\n")?;
-        file.sync_all()?;
-        std::fs::rename(&aside, path)
-    })();
-    if let Err(error) = written {
-        notices.error(&format!("--summary {}: {error}", path.display()));
+    let placing = if logging.overwrite { Placing::Replace } else { Placing::NextFree };
+    match put_summary(path, summary, placing) {
+        Ok(placed) if placed != *path => {
+            notices.say(&format!("{} exists; the summary is {}", path.display(), placed.display()));
+        }
+        Ok(_) => {}
+        Err(error) => notices.error(&format!("--summary {}: {error}", path.display())),
     }
+}
+
+fn put_summary(path: &Path, summary: &Summary, placing: Placing) -> io::Result<PathBuf> {
+    // A link that is replaced stays a link to the summary.
+    let path = match placing {
+        Placing::Replace => std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
+        Placing::New | Placing::NextFree => path.to_owned(),
+    };
+    let temp = TempFile::create(&Directory::open(directory_of(&path))?)?;
+    let mut out = BufWriter::new(temp.file());
+    serde_json::to_writer_pretty(&mut out, summary)?;
+    out.write_all(b"\n")?;
+    out.flush()?;
+    drop(out);
+    temp.place(&path, placing)
 }
 
 /// Says and writes the totals of a run that has ended. Logs that are not whole are said to quiet users too.
@@ -116,9 +165,13 @@ pub(super) fn say_summary(summary: &Summary, reports: &[WriterReport], logging: 
     write_summary(logging, summary, notices);
 }
 
-/// The targets that are written.
+/// The targets that are written, each with the reason if it has not the name that was asked for.
 pub(super) fn names(opened: Option<&Opened>) -> Vec<String> {
-    opened.map(|opened| opened.targets().map(ToString::to_string).collect()).unwrap_or_default()
+    let name = |(target, reason): (&Target, Option<&str>)| match reason {
+        Some(reason) => format!("{target} ({reason})"),
+        None => target.to_string(),
+    };
+    opened.map(|opened| opened.names().map(name).collect()).unwrap_or_default()
 }
 
 /// The reports as the summary has them.

@@ -19,7 +19,7 @@ pub fn lines(summary: &Summary) -> Vec<String> {
     lines.push(job_line(summary));
     lines.push(own_line(summary));
     for target in summary.targets.iter().filter(|target| !is_trouble(target)) {
-        lines.push(format!("{}: {} rows", target.target, target.rows));
+        lines.push(format!("{}: {} {}", target.target, target.rows, unit(target)));
     }
     lines.extend(summary.dropped.iter().map(dropped_line));
     lines.extend(summary.facts.iter().map(|fact| format!("note: {fact}")));
@@ -32,13 +32,18 @@ pub fn troubles(summary: &Summary) -> Vec<String> {
     failed
         .map(|target| {
             let why = target.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
-            format!("{}: {} rows, {} lost{why}", target.target, target.rows, target.lost_rows)
+            format!("{}: {} {}, {} lost{why}", target.target, target.rows, unit(target), target.lost_rows)
         })
         .collect()
 }
 
 fn dropped_line(dropped: &DroppedSummary) -> String {
     format!("not recorded: {} {} of the job: {}", dropped.count, dropped.what, dropped.reason)
+}
+
+/// What a target counts.
+fn unit(target: &TargetSummary) -> &'static str {
+    if target.target.starts_with("tensorboard:") { "events" } else { "rows" }
 }
 
 fn is_trouble(target: &TargetSummary) -> bool {

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::io::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::escape::printable;
 use super::stderr::NonBlockingStderr;
 
 /// How many different lines `say_once` remembers.
@@ -52,8 +53,9 @@ impl Notices {
 
 impl Inner {
     fn write(&mut self, line: &str) {
-        // One write for the whole line; control characters of file names and driver texts stay harmless.
-        let clean: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        // One write for the whole line; names of files and processes and texts of the driver do nothing to a terminal.
+        let line = line.replace('\n', " ");
+        let clean = printable(&line);
         // A closed or full stderr costs the message, never the job.
         let _ = self.stderr.write_all(format!("gpurun: {clean}\n").as_bytes());
     }

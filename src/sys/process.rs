@@ -4,7 +4,8 @@ use std::io;
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, getppid, set_child_subreaper, set_parent_process_death_signal, waitpid,
+    Pid, Signal, WaitOptions, WaitStatus, getppid, set_child_subreaper, set_parent_process_death_signal,
+    waitpid,
 };
 
 /// Ends the process with this status and runs nothing on the way out: exit handlers of a driver library may hang, or
@@ -14,25 +15,27 @@ pub fn exit_at_once(status: u8) -> ! {
     unsafe { libc::_exit(i32::from(status)) }
 }
 
-/// Starts a copy of this process that runs `body` and ends with the status that it gives. Only where this process has a
-/// single thread: another one could hold a lock that the copy waits for.
+/// Starts a copy of this process that runs `body` and ends with the status that it gives. The kernel kills the copy when
+/// this process ends, until it calls [`outlive_parent`]. Only where this process has a single thread: another one could
+/// hold a lock that the copy waits for.
 ///
 /// # Errors
 /// No process.
 pub fn fork(body: impl FnOnce() -> u8) -> io::Result<i32> {
+    let parent = id();
     // SAFETY: by the caller's word there is one thread, so the copy is whole; it runs `body` and ends.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
-        0 => exit_at_once(body()),
+        0 => exit_at_once(if die_with(parent).is_ok() { body() } else { 1 }),
         pid => Ok(pid),
     }
 }
 
-/// Waits until the child `pid` has ended; the signal that killed it, if one did.
-pub fn wait_for_signal_death(pid: i32) -> Option<i32> {
+/// Waits until the child `pid` has ended; how, or `None` where that cannot be known.
+pub fn wait_for_end(pid: i32) -> Option<WaitStatus> {
     loop {
         match waitpid(Pid::from_raw(pid), WaitOptions::empty()) {
-            Ok(ended) => return ended.and_then(|(_, status)| status.terminating_signal()),
+            Ok(ended) => return ended.map(|(_, status)| status),
             Err(Errno::INTR) => {}
             Err(_) => return None,
         }
@@ -43,9 +46,10 @@ pub fn wait_for_signal_death(pid: i32) -> Option<i32> {
 ///
 /// # Errors
 /// The parent is dead already.
-pub fn die_with(parent: i32) -> Result<(), Errno> {
+fn die_with(parent: i32) -> Result<(), Errno> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    if parent_id() == parent { Ok(()) } else { Err(Errno::SRCH) }
+    // A parent outside this PID namespace has no number here.
+    if [parent, 0].contains(&parent_id()) { Ok(()) } else { Err(Errno::SRCH) }
 }
 
 /// Lets this process live on when its parent dies.

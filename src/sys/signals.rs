@@ -1,7 +1,4 @@
-//! Signals: sets of them, masks and dispositions, and reading blocked ones with their senders.
-
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+//! Signals: sets of them, masks and dispositions.
 
 /// A set of signals 1 to 64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,6 +9,10 @@ impl SignalSet {
     pub const EMPTY: SignalSet = SignalSet(0);
     /// Every signal; the kernel and libc leave out those that cannot be blocked.
     pub const ALL: SignalSet = SignalSet(u64::MAX);
+
+    /// Signals by which a process is told of its own fault.
+    pub const FAULTS: [i32; 7] =
+        [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGABRT, libc::SIGTRAP, libc::SIGSYS];
 
     /// The numbers a signal can have.
     pub fn all_numbers() -> std::ops::RangeInclusive<i32> {
@@ -102,56 +103,6 @@ impl SignalSet {
     }
 }
 
-/// A descriptor from which blocked signals are read, with their senders.
-#[derive(Debug)]
-pub struct SignalSource(OwnedFd);
-
-impl AsFd for SignalSource {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl SignalSource {
-    /// Blocks every signal in the calling thread, so that each waits to be read. Call it before any thread is started:
-    /// threads inherit the mask.
-    ///
-    /// # Errors
-    /// No descriptor for it; the mask is then as before.
-    pub fn block_all() -> io::Result<SignalSource> {
-        let before = SignalSet::ALL.block();
-        let source = Self::open();
-        if source.is_err() {
-            before.set_as_mask();
-        }
-        source
-    }
-
-    fn open() -> io::Result<SignalSource> {
-        let set = SignalSet::ALL.to_libc();
-        // SAFETY: a new signalfd for a live set; owned when it is one, and by nobody else.
-        unsafe {
-            let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-            if fd == -1 {
-                Err(io::Error::last_os_error())
-            } else {
-                Ok(SignalSource(OwnedFd::from_raw_fd(fd)))
-            }
-        }
-    }
-
-    /// The next signal that waits, if any.
-    pub fn read(&self) -> Option<libc::signalfd_siginfo> {
-        // SAFETY: the kernel fills exactly one structure of plain data or returns an error.
-        unsafe {
-            let mut info: libc::signalfd_siginfo = std::mem::zeroed();
-            let size = std::mem::size_of_val(&info);
-            let got = libc::read(self.0.as_raw_fd(), (&raw mut info).cast(), size);
-            (usize::try_from(got) == Ok(size)).then_some(info)
-        }
-    }
-}
-
 /// Gives a signal its default action.
 pub fn set_default(signal: i32) -> bool {
     set_disposition(signal, libc::SIG_DFL)
@@ -188,15 +139,39 @@ pub fn set_disposition(signal: i32, action: libc::sighandler_t) -> bool {
     }
 }
 
+/// Runs `body` with a signal's default action, then puts back what was there.
+pub fn with_default<T>(signal: i32, body: impl FnOnce() -> T) -> T {
+    let mut before = KernelAction::default();
+    let number = libc::c_long::from(signal);
+    // SAFETY: the default action has no handler; what is put back is what the kernel itself gave out.
+    unsafe {
+        let default = KernelAction { handler: libc::SIG_DFL, ..KernelAction::default() };
+        libc::syscall(libc::SYS_rt_sigaction, number, &raw const default, &raw mut before, KERNEL_SET);
+        let result = body();
+        let none = std::ptr::null_mut::<KernelAction>();
+        libc::syscall(libc::SYS_rt_sigaction, number, &raw const before, none, KERNEL_SET);
+        result
+    }
+}
+
 /// Whether a signal is ignored now.
 pub fn is_ignored(signal: i32) -> bool {
+    disposition(signal) == Some(libc::SIG_IGN)
+}
+
+/// Whether a function is called when the signal comes.
+pub fn has_handler(signal: i32) -> bool {
+    disposition(signal).is_some_and(|handler| ![libc::SIG_IGN, libc::SIG_DFL].contains(&handler))
+}
+
+fn disposition(signal: i32) -> Option<libc::sighandler_t> {
     let mut old = KernelAction::default();
     let none = std::ptr::null::<KernelAction>();
     // SAFETY: changes nothing; the kernel fills one structure of its own layout.
     let known = unsafe {
         libc::syscall(libc::SYS_rt_sigaction, libc::c_long::from(signal), none, &raw mut old, KERNEL_SET) == 0
     };
-    known && old.handler == libc::SIG_IGN
+    known.then_some(old.handler)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef, TimeUnit};
 
 use crate::model::metric::Scope;
 use crate::model::run::RunInfo;
+use crate::model::time::Wall;
 use crate::model::window::{Row, WindowBatch};
 
 /// What a column holds.
@@ -39,8 +40,9 @@ const fn column(name: &'static str, content: Content, nullable: bool, about: &'s
 }
 
 /// The columns of the long layout, in their order.
-pub(super) const LONG: [Column; 22] = [
+pub(super) const LONG: [Column; 23] = [
     column("time", Content::Time, false, "end of the window, UTC"),
+    column("start", Content::Time, false, "begin of the window, UTC, by the clock that gave its end"),
     column("window_s", Content::Float, false, "length of the window in seconds, suspended time excluded"),
     column("run", Content::Text, false, "name of the run"),
     column("host", Content::Text, false, "host name"),
@@ -75,7 +77,7 @@ pub(super) const LONG: [Column; 22] = [
 ];
 
 /// Columns that the wide layout shares with the long one, in front of its series.
-pub(super) const FIXED: usize = 8;
+pub(super) const FIXED: usize = 9;
 
 /// The statistics of the wide layout, in their order.
 pub(super) const STATS: [&str; 4] = ["mean", "min", "max", "last"];
@@ -107,10 +109,17 @@ pub(super) fn wide_schema(series: &[String]) -> SchemaRef {
     Arc::new(Schema::new(fields))
 }
 
+/// RFC 3339 in UTC with microseconds.
+pub(super) fn rfc3339(time: Wall) -> String {
+    let stamp = jiff::Timestamp::from_microsecond(time.0).unwrap_or_default();
+    format!("{stamp:.6}")
+}
+
 /// A row on its way into a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct LongRow<'a> {
     pub(super) time: i64,
+    pub(super) start: i64,
     pub(super) window_s: f64,
     pub(super) run: &'a str,
     pub(super) host: &'a str,
@@ -140,6 +149,7 @@ impl<'a> LongRow<'a> {
         let stats = &row.stats;
         LongRow {
             time: batch.time.0,
+            start: start_of(batch),
             window_s: batch.window_s,
             run: &run.run,
             host: &run.host,
@@ -162,11 +172,19 @@ impl<'a> LongRow<'a> {
     }
 }
 
+/// The label of a batch's begin: as far before that of its end as the monotonic clock says, suspended time included.
+fn start_of(batch: &WindowBatch) -> i64 {
+    let length = batch.end.since(batch.start).as_micros();
+    batch.time.0.saturating_sub(i64::try_from(length).unwrap_or(i64::MAX))
+}
+
 /// A row as it comes back out of a log, whatever the file's format and layout.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReadRow {
     /// End of the window, in microseconds since the Unix epoch, UTC.
     pub time_us: i64,
+    /// Begin of the window, in microseconds since the Unix epoch, UTC.
+    pub start_us: i64,
     /// Length of the window in seconds.
     pub window_s: f64,
     /// Name of the run.
@@ -215,6 +233,7 @@ impl ReadRow {
     pub(super) fn as_long(&self) -> LongRow<'_> {
         LongRow {
             time: self.time_us,
+            start: self.start_us,
             window_s: self.window_s,
             run: &self.run,
             host: &self.host,
@@ -292,10 +311,11 @@ impl Texts {
     }
 }
 
-/// The first eight columns, shared by both layouts.
+/// The columns that both layouts share.
 #[derive(Default)]
 struct FixedBuilder {
     time: Vec<i64>,
+    start: Vec<i64>,
     window_s: Float64Builder,
     run: Texts,
     host: Texts,
@@ -308,6 +328,7 @@ struct FixedBuilder {
 impl FixedBuilder {
     fn push(&mut self, row: &LongRow<'_>) {
         self.time.push(row.time);
+        self.start.push(row.start);
         self.window_s.append_value(row.window_s);
         self.run.push(Some(row.run));
         self.host.push(Some(row.host));
@@ -318,9 +339,12 @@ impl FixedBuilder {
     }
 
     fn finish(&mut self) -> Result<Vec<ArrayRef>, ArrowError> {
-        let time = TimestampMicrosecondArray::from(std::mem::take(&mut self.time)).with_timezone("UTC");
+        let times = |values: &mut Vec<i64>| {
+            Arc::new(TimestampMicrosecondArray::from(std::mem::take(values)).with_timezone("UTC"))
+        };
         Ok(vec![
-            Arc::new(time),
+            times(&mut self.time),
+            times(&mut self.start),
             Arc::new(self.window_s.finish()),
             self.run.finish()?,
             self.host.finish()?,

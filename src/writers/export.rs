@@ -1,24 +1,22 @@
 //! One log made of others: another format, another layout, several inputs in a row. Streams, and
 //! writes aside until everything is there.
 
-use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+mod output;
+
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use serde::ser::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use crate::model::run::SCHEMA_VERSION;
-use crate::model::time::Wall;
 
-use super::columns::{LONG, LongBuilder, LongRow, ReadRow};
-use super::csv_file::{self, rfc3339};
+use super::columns::ReadRow;
+use super::directory::Placing;
 use super::metadata::{self, Metadata};
-use super::parquet_file::{Aside, WideParquet, aside_path, put_in_place};
 use super::read::{self, LogReader};
-use super::wide::{Columns, Pivot, column_of, device_labels};
+use super::wide::{Columns, column_of, device_labels};
 use super::{Layout, WriterError};
+use output::{Output, Plan};
 
 /// The formats of `gpurun export`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,8 +59,10 @@ pub struct ExportRequest {
 pub struct Exported {
     /// Long rows that were read.
     pub rows: u64,
-    /// Inputs with a torn end, and what was left out of them.
+    /// Inputs with a torn end or damage, and what was left out of them.
     pub dropped: Vec<(PathBuf, String)>,
+    /// More was left out than the torn ends of logs whose writer was killed.
+    pub damaged: bool,
 }
 
 /// Makes the output. `progress` hears the bytes read so far and the bytes to read.
@@ -100,22 +100,29 @@ pub fn export(
         Layout::Long => Columns::default(),
         Layout::Wide => walk.columns()?,
     };
-    let stdout = if to_stdout { Some(stdout) } else { None };
-    let mut sink =
-        Sink::create(format, request.layout, output, columns, merged(about, request.layout), stdout)?;
+    let mut out = Output::create(Plan {
+        format,
+        layout: request.layout,
+        path: output,
+        columns,
+        metadata: merged(about, request.layout),
+        stdout: if to_stdout { Some(stdout) } else { None },
+    })?;
     let mut exported = Exported::default();
     for input in &inputs {
         let mut log = read::rows(input)?;
-        sink.next_input(device_labels(log.metadata()));
+        out.next_input(device_labels(log.metadata()));
         walk.rows(&mut log, |row| {
             exported.rows += 1;
-            sink.push(row)
+            out.push(row)
         })?;
+        exported.damaged |= log.is_damaged();
         if let Some(what) = log.dropped() {
             exported.dropped.push((input.clone(), what.to_owned()));
         }
     }
-    sink.finish(request.overwrite)?;
+    let placing = if request.overwrite { Placing::Replace } else { Placing::New };
+    out.finish(placing)?;
     Ok(exported)
 }
 
@@ -183,241 +190,4 @@ fn merged(inputs: Vec<Metadata>, layout: Layout) -> Metadata {
         out.insert(metadata::JOURNALS.to_owned(), json!(journals).to_string());
     }
     out
-}
-
-enum Sink<'a> {
-    Text { file: TextOut<'a>, pivot: Option<Pivot>, json: bool, lines: csv_file::Lines, buffer: Vec<u8> },
-    Long { builder: Box<LongBuilder>, aside: Aside },
-    Wide(Box<WideParquet>),
-}
-
-impl<'a> Sink<'a> {
-    fn create(
-        format: ExportFormat,
-        layout: Layout,
-        output: &Path,
-        columns: Columns,
-        about: Metadata,
-        stdout: Option<&'a mut dyn Write>,
-    ) -> Result<Sink<'a>, WriterError> {
-        match (format, layout) {
-            (ExportFormat::Parquet, Layout::Long) => Ok(Sink::Long {
-                builder: Box::new(LongBuilder::new()),
-                aside: Aside::create(output, &super::columns::long_schema(), about)?,
-            }),
-            (ExportFormat::Parquet, Layout::Wide) => {
-                Ok(Sink::Wide(Box::new(WideParquet::create(output, columns, HashMap::new(), about)?)))
-            }
-            (format, layout) => {
-                let json = format == ExportFormat::JsonLines;
-                let mut buffer = Vec::new();
-                if !json {
-                    let mut names: Vec<&str> = LONG.iter().map(|c| c.name).collect();
-                    if layout == Layout::Wide {
-                        names.truncate(super::columns::FIXED);
-                        names.extend(columns.names().iter().map(String::as_str));
-                    }
-                    buffer = csv_file::header(&names);
-                }
-                let pivot = (layout == Layout::Wide).then(|| Pivot::new(columns, HashMap::new()));
-                let file = match stdout {
-                    Some(stdout) => TextOut::Stream(stdout),
-                    None => TextOut::Aside(TextAside::create(output)?),
-                };
-                Ok(Sink::Text { file, pivot, json, lines: csv_file::Lines::default(), buffer })
-            }
-        }
-    }
-
-    fn next_input(&mut self, labels: HashMap<String, String>) {
-        match self {
-            Sink::Text { pivot: Some(pivot), .. } => pivot.add_labels(labels),
-            Sink::Wide(wide) => wide.add_labels(labels),
-            _ => {}
-        }
-    }
-
-    fn push(&mut self, row: &ReadRow) -> Result<(), WriterError> {
-        match self {
-            Sink::Long { builder, aside } => {
-                builder.push(&row.as_long());
-                if builder.rows() < 8192 { Ok(()) } else { write_long(builder, aside) }
-            }
-            Sink::Wide(wide) => wide.push(row),
-            Sink::Text { file, pivot: None, json, lines, buffer } => {
-                if *json {
-                    json_line(buffer, &row.as_long());
-                } else {
-                    lines.put_long(buffer, &row.as_long());
-                }
-                file.take(buffer)
-            }
-            Sink::Text { file, pivot: Some(pivot), json, lines, buffer } => match pivot.push(row) {
-                Some((fixed, values)) => {
-                    put_wide(pivot, *json, lines, buffer, &fixed, &values);
-                    file.take(buffer)
-                }
-                None => Ok(()),
-            },
-        }
-    }
-
-    fn finish(self, replace: bool) -> Result<(), WriterError> {
-        match self {
-            Sink::Long { mut builder, mut aside } => {
-                write_long(&mut builder, &mut aside)?;
-                aside.finish(replace).map(drop)
-            }
-            Sink::Wide(wide) => wide.into_aside()?.finish(replace).map(drop),
-            Sink::Text { mut file, pivot, json, mut lines, mut buffer } => {
-                if let Some(mut pivot) = pivot
-                    && let Some((fixed, values)) = pivot.flush()
-                {
-                    put_wide(&pivot, json, &mut lines, &mut buffer, &fixed, &values);
-                }
-                file.take(&mut buffer)?;
-                file.finish(replace)
-            }
-        }
-    }
-}
-
-fn write_long(builder: &mut LongBuilder, aside: &mut Aside) -> Result<(), WriterError> {
-    let batch = builder.finish().map_err(|e| WriterError::Encoding {
-        action: "write",
-        path: aside.target().to_owned(),
-        what: e.to_string(),
-    })?;
-    aside.write(&batch)
-}
-
-fn put_wide(
-    pivot: &Pivot,
-    json: bool,
-    lines: &mut csv_file::Lines,
-    out: &mut Vec<u8>,
-    fixed: &ReadRow,
-    values: &[Option<f64>],
-) {
-    let fixed = fixed.as_long();
-    if !json {
-        lines.put_wide(out, &fixed, values);
-        return;
-    }
-    let mut object = fixed_object(&fixed);
-    object.extend(pivot.columns().names().iter().map(String::as_str).zip(values.iter().map(|v| json!(v))));
-    put_json(out, object);
-}
-
-/// The members of a JSON object, in the order of the columns.
-type Members<'a> = Vec<(&'a str, Value)>;
-
-fn fixed_object(row: &LongRow<'_>) -> Members<'static> {
-    let values = [
-        json!(rfc3339(Wall(row.time))),
-        json!(row.window_s),
-        json!(row.run),
-        json!(row.host),
-        json!(row.rank),
-        json!(row.kind),
-        json!(row.tag),
-        json!(row.step),
-    ];
-    LONG.iter().map(|c| c.name).zip(values).collect()
-}
-
-fn json_line(out: &mut Vec<u8>, row: &LongRow<'_>) {
-    let mut object = fixed_object(row);
-    let [mean, min, max, last] = row.stats;
-    let values = [
-        json!(row.scope),
-        json!(row.gpu),
-        json!(row.cuda),
-        json!(row.uuid),
-        json!(row.pid),
-        json!(row.process),
-        json!(row.metric),
-        json!(row.unit),
-        json!(mean),
-        json!(min),
-        json!(max),
-        json!(last),
-        json!(row.samples),
-        json!(row.missing),
-    ];
-    object.extend(LONG.iter().skip(super::columns::FIXED).map(|c| c.name).zip(values));
-    put_json(out, object);
-}
-
-fn put_json(out: &mut Vec<u8>, members: Members<'_>) {
-    // Neither texts nor finite numbers can fail to be JSON.
-    let _ = serde_json::to_writer(&mut *out, &Object(members));
-    out.push(b'\n');
-}
-
-struct Object<'a>(Members<'a>);
-
-impl Serialize for Object<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
-    }
-}
-
-/// Where lines go.
-enum TextOut<'a> {
-    Stream(&'a mut dyn Write),
-    Aside(TextAside),
-}
-
-impl TextOut<'_> {
-    fn take(&mut self, bytes: &mut Vec<u8>) -> Result<(), WriterError> {
-        match self {
-            TextOut::Aside(aside) => aside.take(bytes),
-            TextOut::Stream(out) => {
-                out.write_all(bytes).map_err(WriterError::io("write", "standard output"))?;
-                bytes.clear();
-                Ok(())
-            }
-        }
-    }
-
-    fn finish(self, replace: bool) -> Result<(), WriterError> {
-        match self {
-            TextOut::Aside(aside) => aside.finish(replace),
-            TextOut::Stream(out) => out.flush().map_err(WriterError::io("write", "standard output")),
-        }
-    }
-}
-
-/// A text file that is written aside.
-struct TextAside {
-    out: BufWriter<File>,
-    aside: PathBuf,
-    target: PathBuf,
-}
-
-impl TextAside {
-    fn create(target: &Path) -> Result<TextAside, WriterError> {
-        let aside = aside_path(target);
-        let file = File::create(&aside).map_err(WriterError::io("create", &aside))?;
-        Ok(TextAside { out: BufWriter::with_capacity(256 << 10, file), aside, target: target.to_owned() })
-    }
-
-    fn take(&mut self, bytes: &mut Vec<u8>) -> Result<(), WriterError> {
-        self.out.write_all(bytes).map_err(WriterError::io("write", &self.aside))?;
-        bytes.clear();
-        Ok(())
-    }
-
-    fn finish(mut self, replace: bool) -> Result<(), WriterError> {
-        self.out.flush().map_err(WriterError::io("write", &self.aside))?;
-        self.out.get_ref().sync_all().map_err(WriterError::io("sync", &self.aside))?;
-        put_in_place(&self.aside, &self.target, replace)
-    }
-}
-
-impl Drop for TextAside {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.aside);
-    }
 }

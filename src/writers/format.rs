@@ -1,31 +1,30 @@
-//! The trait of the formats, and the opening of targets before the job starts.
+//! The trait of the formats, and a target that is open: its file, its format, and what is still to be written.
 
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::model::run::{RunEnd, RunInfo};
 use crate::model::window::WindowBatch;
 
-use super::disk::{Fate, LogFile};
-use super::fanout::FanOut;
-use super::target::Target;
-use super::{WriterError, WriterSettings, csv_file, parquet_file, tensorboard};
+use super::WriterError;
+use super::log_file::{FileState, LogFile};
+use super::target::{Target, target_of_journal};
 
 /// One file format: turns batches into bytes that are appended whole.
 pub(super) trait Format: Send {
-    /// Learns what the run is about, before anything else; may replace the file it was opened with.
+    /// Learns what the run is about, before anything else; may replace the file that it was opened with. The text is for
+    /// the user.
     fn begin(&mut self, run: &Arc<RunInfo>, file: &mut LogFile) -> Result<Option<String>, WriterError>;
 
     /// What a fresh file starts with. Whatever was encoded before is forgotten.
     fn prefix(&mut self, out: &mut Vec<u8>) -> io::Result<()>;
 
-    /// The bytes of one batch, to be appended as one record; may be none.
-    fn encode(&mut self, batch: &WindowBatch, out: &mut Vec<u8>) -> io::Result<()>;
+    /// The bytes of one batch, to be appended as one record, and the rows that the file gets by them; may be none.
+    fn encode(&mut self, batch: &WindowBatch, out: &mut Vec<u8>) -> io::Result<u64>;
 
-    /// The end of the run: makes the file what its name says. The text is for the user.
-    fn finish(&mut self, file: &mut LogFile, end: &RunEnd) -> Result<Option<String>, WriterError>;
+    /// The end of the run: makes the file what its name says.
+    fn finish(&mut self, file: &mut LogFile, end: &RunEnd) -> Result<Finished, WriterError>;
 
     /// Something to tell the user, once.
     fn notice(&mut self) -> Option<String> {
@@ -33,23 +32,46 @@ pub(super) trait Format: Send {
     }
 }
 
-/// A target that is open, locked and not yet written.
+/// What the end of a run made of a file.
+#[derive(Debug, Default)]
+pub(super) struct Finished {
+    /// The finished file, where it is not the one that was appended to.
+    pub(super) path: Option<PathBuf>,
+    /// Rows that the run added to it, where that was counted anew.
+    pub(super) rows: Option<u64>,
+    /// For the user.
+    pub(super) note: Option<String>,
+}
+
+/// A target that is open and locked.
 pub(super) struct Writer {
     pub(super) target: Target,
     pub(super) file: LogFile,
-    pub(super) format: Box<dyn Format>,
-    /// The file is ours from its first byte.
+    format: Box<dyn Format>,
+    /// The file did not exist before.
     pub(super) created: bool,
-    /// The content the file had before is to be dropped at the start.
-    pub(super) replace: bool,
+    /// The content that the file had before is to be dropped at the start.
+    replace: bool,
     prefix_due: bool,
-    /// The bytes of a batch whose write failed: encoded once, since encoders remember what they sent.
-    pending: Vec<u8>,
-    has_pending: bool,
+    /// A batch whose write failed: encoded once, since encoders remember what they sent.
+    pending: Option<Pending>,
     notices: Vec<String>,
 }
 
+struct Pending {
+    bytes: Vec<u8>,
+    rows: u64,
+}
+
+/// What was appended for one batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Written {
+    pub(super) rows: u64,
+    pub(super) bytes: u64,
+}
+
 impl Writer {
+    /// A writer of a file that was made for it, or is continued.
     pub(super) fn new(target: Target, file: LogFile, format: Box<dyn Format>, created: bool) -> Writer {
         let prefix_due = file.len() == 0;
         Writer {
@@ -59,12 +81,12 @@ impl Writer {
             created,
             replace: false,
             prefix_due,
-            pending: Vec::new(),
-            has_pending: false,
+            pending: None,
             notices: Vec::new(),
         }
     }
 
+    /// Drops the content of the file when the run begins.
     pub(super) fn replacing(mut self) -> Writer {
         self.replace = true;
         self
@@ -76,8 +98,10 @@ impl Writer {
             self.file.truncate(0).map_err(WriterError::io("empty", path))?;
             self.prefix_due = true;
         }
+        let before = self.file.path().to_owned();
         let note = self.format.begin(run, &mut self.file)?;
         self.notices.extend(note);
+        self.follow_file(before);
         self.prefix_due |= self.file.len() == 0;
         // An unwritable disk is met with the first batch, and then retried.
         let _ = self.write_prefix();
@@ -95,41 +119,83 @@ impl Writer {
     }
 
     /// Writes one batch whole or not at all; the same batch is to be given again after an error.
-    pub(super) fn write(&mut self, batch: &WindowBatch) -> io::Result<u64> {
-        match self.file.check()? {
-            Fate::Same => {}
-            Fate::Restored => self.notices.push(format!(
-                "{} was deleted while the job ran; it was made again with all its rows",
-                self.file.path().display()
-            )),
-            Fate::Emptied => {
-                self.notices.push(format!(
-                    "{} was cut by another program; earlier rows are gone, it starts anew",
-                    self.file.path().display()
-                ));
-                self.prefix_due = true;
-                self.has_pending = false;
-            }
-        }
+    pub(super) fn write(&mut self, batch: &WindowBatch) -> io::Result<Written> {
+        self.check_file()?;
         self.write_prefix()?;
-        if !self.has_pending {
-            self.pending.clear();
-            self.format.encode(batch, &mut self.pending)?;
-            self.has_pending = true;
+        let pending = match self.pending.take() {
+            Some(pending) => pending,
+            None => {
+                let mut bytes = Vec::new();
+                let rows = self.format.encode(batch, &mut bytes)?;
+                Pending { bytes, rows }
+            }
+        };
+        if !pending.bytes.is_empty()
+            && let Err(error) = self.file.append(&pending.bytes)
+        {
+            self.pending = Some(pending);
+            return Err(error);
         }
-        if !self.pending.is_empty() {
-            self.file.append(&self.pending)?;
-        }
-        self.has_pending = false;
         let note = self.format.notice();
         self.notices.extend(note);
-        Ok(self.pending.len() as u64)
+        Ok(Written { rows: pending.rows, bytes: pending.bytes.len() as u64 })
     }
 
-    pub(super) fn finish(&mut self, end: &RunEnd) -> Result<Option<String>, WriterError> {
+    /// Looks at what others did to the file.
+    fn check_file(&mut self) -> io::Result<()> {
+        let before = self.file.path().to_owned();
+        let name = before.display();
+        let notice = match self.file.check()? {
+            FileState::Unchanged => return Ok(()),
+            FileState::Restored => {
+                format!("{name} was deleted while the job ran; it was made again with all its rows")
+            }
+            FileState::Replaced => format!(
+                "another file has taken the name {name}; all rows are in {}",
+                self.file.path().display()
+            ),
+            FileState::Renamed => {
+                format!(
+                    "{name} was renamed while the job runs; its rows go to {}",
+                    self.file.path_now().display()
+                )
+            }
+            FileState::Emptied => {
+                self.prefix_due = true;
+                self.pending = None;
+                format!("{name} was cut by another program; earlier rows are gone, it starts anew")
+            }
+        };
+        self.notices.push(notice);
+        self.follow_file(before);
+        Ok(())
+    }
+
+    /// The target is where its file is.
+    fn follow_file(&mut self, before: PathBuf) {
+        let path = self.file.path();
+        if path != before {
+            let path = target_of_journal(path).unwrap_or_else(|| path.to_owned());
+            self.target = match self.target {
+                Target::TensorBoard(_) => self.target.clone(),
+                _ => self.target.at(path),
+            };
+        }
+    }
+
+    pub(super) fn finish(&mut self, end: &RunEnd) -> Result<Finished, WriterError> {
         let path = self.file.path().to_owned();
         self.write_prefix().map_err(WriterError::io("write", &path))?;
-        self.format.finish(&mut self.file, end)
+        let finished = self.format.finish(&mut self.file, end)?;
+        if let Some(path) = &finished.path {
+            self.target = self.target.at(path.clone());
+        }
+        if let (Some(now), Some(name)) = (self.file.directory().renamed_to(), self.target.path().file_name())
+            && !matches!(self.target, Target::TensorBoard(_))
+        {
+            self.target = self.target.at(now.join(name));
+        }
+        Ok(finished)
     }
 
     pub(super) fn tell(&mut self, note: Option<String>) {
@@ -139,98 +205,4 @@ impl Writer {
     pub(super) fn take_notices(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notices)
     }
-}
-
-/// A target that could not be opened.
-#[derive(Debug)]
-pub struct OpenFailure {
-    /// Which one.
-    pub target: Target,
-    /// Why.
-    pub error: WriterError,
-}
-
-/// Targets that are open and locked. Dropped without a start, it removes the files it made.
-pub struct Opened {
-    pub(super) writers: Vec<Writer>,
-    settings: WriterSettings,
-}
-
-impl Opened {
-    /// The targets that are open.
-    pub fn targets(&self) -> impl Iterator<Item = &Target> {
-        self.writers.iter().map(|w| &w.target)
-    }
-
-    /// The targets that `gpurun recover` can finish should this process not.
-    pub fn journaled(&self) -> impl Iterator<Item = PathBuf> {
-        self.targets().filter(|target| matches!(target, Target::Parquet(_))).map(|t| t.path().to_owned())
-    }
-
-    /// Starts one thread per target.
-    pub fn start(mut self, run: Arc<RunInfo>) -> FanOut {
-        FanOut::start(std::mem::take(&mut self.writers), &self.settings, &run)
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        for writer in &self.writers {
-            if writer.created {
-                // The job never ran: an empty log would only be in the way of the next try.
-                let _ = fs::remove_file(writer.file.path());
-            }
-        }
-    }
-}
-
-/// Checks, creates and locks every target. Those that fail are listed; the others are open.
-pub fn open(targets: &[Target], settings: &WriterSettings) -> (Opened, Vec<OpenFailure>) {
-    let mut opened = Opened { writers: Vec::new(), settings: settings.clone() };
-    let mut failures = Vec::new();
-    let mut seen: Vec<PathBuf> = Vec::new();
-    for target in targets {
-        let path = through_links(target.path());
-        let result = if seen.contains(&path) {
-            Err(WriterError::Twice(target.path().to_owned()))
-        } else {
-            seen.push(path);
-            open_one(target, settings)
-        };
-        match result {
-            Ok(writer) => opened.writers.push(writer),
-            Err(error) => failures.push(OpenFailure { target: target.clone(), error }),
-        }
-    }
-    (opened, failures)
-}
-
-fn open_one(target: &Target, settings: &WriterSettings) -> Result<Writer, WriterError> {
-    let is_link = fs::symlink_metadata(target.path()).is_ok_and(|found| found.is_symlink());
-    let path = &if is_link { through_links(target.path()) } else { target.path().to_owned() };
-    match target {
-        Target::Csv(_) => csv_file::open(target, path, settings),
-        Target::Parquet(_) => parquet_file::open(target, path, settings),
-        Target::TensorBoard(_) => tensorboard::open(target, path, settings),
-    }
-}
-
-/// What a name stands for: links are followed, also one that leads to a file still to be made. Names that
-/// cannot be followed stay as they are, and fail where they are opened.
-fn through_links(path: &Path) -> PathBuf {
-    /// The kernel's own limit.
-    const LINKS: usize = 40;
-    let mut path = path.to_owned();
-    for _ in 0..LINKS {
-        if let Ok(real) = fs::canonicalize(&path) {
-            return real;
-        }
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { break };
-        let here = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-        match fs::read_link(&path) {
-            Ok(to) => path = parent.join(to),
-            Err(_) => return fs::canonicalize(here).map_or(path.clone(), |dir| dir.join(name)),
-        }
-    }
-    path
 }

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::model::run::{JobExit, RunEnd, RunInfo, SCHEMA_VERSION};
 
-use super::csv_file::rfc3339;
-use super::{Layout, Mode, columns};
+use super::columns::{self, rfc3339};
+use super::{Layout, Mode};
 
 /// Key-value metadata, sorted by key.
 pub type Metadata = BTreeMap<String, String>;

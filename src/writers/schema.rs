@@ -89,11 +89,23 @@ fn journal() -> Value {
     json!({
         "schema": "gpurun journal",
         "version": SCHEMA_VERSION,
-        "format": "Arrow IPC stream, metadata version 5, alignment 8, dictionary deltas",
+        "format": "Arrow IPC stream, metadata version 5, alignment 8",
         "name": "TARGET.journal beside TARGET",
         "fields": format!("those of long.v{SCHEMA_VERSION}.json, whatever the layout of the target"),
-        "batches": "one for each window, tag span or step row set",
-        "end": "whatever follows the last whole batch is torn and means nothing; there is no end-of-stream mark",
+        "blocks": "first the schema; then for each window, tag span or step row set its dictionaries and its record batch, which need no other block but the schema",
+        "frame": {
+            "place": "the last 24 bytes of the metadata of a block's first message, which Arrow takes for padding",
+            "bytes": [
+                "8: 93 47 50 55 52 55 4e 01",
+                "4: bytes of the block before the frame",
+                "4: bytes of the block",
+                "4: crc32c of the block without its frame",
+                "4: crc32c of the frame up to here",
+            ],
+            "numbers": "unsigned, little endian",
+        },
+        "damage": "a block whose checksum is wrong is left out; the next whole one is found by its frame",
+        "end": "a last block that is shorter than its frame says, or zeros, is torn and means nothing; there is no end-of-stream mark",
         "lock": "the gpurun that writes it holds flock(LOCK_EX)",
         "schema_metadata": [
             { "key": JOURNAL, "about": "name of this journal; the finished file lists it in gpurun.journals" },
@@ -169,8 +181,13 @@ One row for each series and window. A value that is not known is null (an empty 
         out,
         "
 In CSV: a header, `\\n` line ends, times in RFC 3339 with six digits of a second, numbers in the shortest form that
-reads back the same, fields quoted where they hold a comma or a quote. A line end inside a text becomes a blank, so
-that a line is a row; a last line without its line end is torn and means nothing.
+reads back the same, fields quoted where they hold a comma or a quote. A control character inside a text (a line end, an
+escape, a mark that turns the direction of writing round) becomes a blank, so that a line is a row; a last line without
+its line end is torn and means nothing.
+
+A spreadsheet runs a cell that begins with `=`, `+`, `-` or `@` as a formula, quoted or not. A *text* that begins with one
+of these or with `'` therefore has a `'` in front, in the header too: the scalar `-loss` is `'-loss` in CSV, and `-loss`
+in Parquet and in what gpurun reads from the CSV. Numbers are as they are.
 
 ## Wide layout
 
@@ -196,7 +213,7 @@ In the key-value metadata and in the Arrow schema; all values are text.
 ## Journal
 
 While gpurun runs, the rows of `metrics.parquet` are in `metrics.parquet.journal`: an Arrow IPC stream of the long layout,
-one batch for each window, appended whole. It can be read at any time:
+one batch for each window with the dictionaries that it needs, appended whole. It can be read at any time:
 
     import pyarrow as pa
 
@@ -211,7 +228,8 @@ one batch for each window, appended whole. It can be read at any time:
 
 `gpurun export` and `gpurun report` read it as well. At the end of the run it becomes the Parquet file, written aside
 and renamed, and disappears; after a kill -9 or a power cut `gpurun recover metrics.parquet.journal` does the
-same with every whole batch.
+same with every whole row set. Each has a checksum: where one is damaged, `recover` says which windows are missing, ends
+with status 1, and keeps the journal beside the file.
 "
     );
     out

@@ -1,5 +1,5 @@
-//! What the argument of `--log` means, and the templates in it. Touches nothing but to ask whether a
-//! directory of that name exists.
+//! What the argument of `--log` means, the templates in it, and what files beside a target are called. Touches nothing
+//! but to ask whether a directory of that name exists.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -88,11 +88,10 @@ impl Target {
             check_templates(dir)?;
             return Ok(Target::TensorBoard(PathBuf::from(dir)));
         }
-        if text.is_empty() {
-            return Err(TargetError::Empty);
-        }
-        if text == "-" {
-            return Err(TargetError::StandardOutput);
+        match text {
+            "" => return Err(TargetError::Empty),
+            "-" => return Err(TargetError::StandardOutput),
+            _ => {}
         }
         check_templates(text)?;
         let path = PathBuf::from(text);
@@ -123,16 +122,20 @@ impl Target {
         }
     }
 
+    /// The same kind of target at another path.
+    pub(crate) fn at(&self, path: PathBuf) -> Target {
+        match self {
+            Target::Csv(_) => Target::Csv(path),
+            Target::Parquet(_) => Target::Parquet(path),
+            Target::TensorBoard(_) => Target::TensorBoard(path),
+        }
+    }
+
     /// The target with its templates filled in.
     pub fn resolve(&self, values: &TemplateValues) -> Target {
-        let fill = |path: &Path| match path.to_str() {
-            Some(text) => PathBuf::from(fill_templates(text, values)),
-            None => path.to_owned(),
-        };
-        match self {
-            Target::Csv(path) => Target::Csv(fill(path)),
-            Target::Parquet(path) => Target::Parquet(fill(path)),
-            Target::TensorBoard(path) => Target::TensorBoard(fill(path)),
+        match self.path().to_str() {
+            Some(text) => self.at(PathBuf::from(fill_templates(text, values))),
+            None => self.clone(),
         }
     }
 }
@@ -144,6 +147,40 @@ impl fmt::Display for Target {
             Target::TensorBoard(path) => write!(f, "tensorboard:{}", path.display()),
         }
     }
+}
+
+/// `metrics.parquet.journal` of `metrics.parquet`.
+pub fn journal_path(target: &Path) -> PathBuf {
+    let mut name = target.as_os_str().to_owned();
+    name.push(JOURNAL);
+    PathBuf::from(name)
+}
+
+/// The target of a journal; `None` for another file.
+pub fn target_of_journal(journal: &Path) -> Option<PathBuf> {
+    use std::os::unix::ffi::OsStrExt as _;
+    let name = journal.file_name()?.as_bytes().strip_suffix(JOURNAL.as_bytes())?;
+    (!name.is_empty()).then(|| journal.with_file_name(std::ffi::OsStr::from_bytes(name)))
+}
+
+const JOURNAL: &str = ".journal";
+
+/// The name of the `n`th file of a path, for names that are taken: `metrics.parquet`, `metrics-2.parquet`,
+/// `metrics-3.parquet`; a journal's is that of its target.
+pub(crate) fn numbered(path: &Path, n: u32) -> PathBuf {
+    if n <= 1 {
+        return path.to_owned();
+    }
+    if let Some(target) = target_of_journal(path) {
+        return journal_path(&numbered(&target, n));
+    }
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(format!("-{n}"));
+    if let Some(suffix) = path.extension() {
+        name.push(".");
+        name.push(suffix);
+    }
+    path.with_file_name(name)
 }
 
 fn check_templates(text: &str) -> Result<(), TargetError> {
@@ -241,6 +278,18 @@ mod tests {
         assert!(matches!(Target::parse("m.csv.gz"), Err(TargetError::UnknownSuffix { .. })));
         assert_eq!(Target::parse(""), Err(TargetError::Empty));
         assert_eq!(Target::parse("tensorboard:"), Err(TargetError::Empty));
+        assert_eq!(Target::parse("out/there"), Err(TargetError::NoForm("out/there".into())));
+        assert_eq!(Target::parse("-"), Err(TargetError::StandardOutput));
+    }
+
+    #[test]
+    fn the_next_name_keeps_the_suffix() {
+        let name = |path: &str, n| numbered(Path::new(path), n).to_str().unwrap().to_owned();
+        assert_eq!(name("a/m.parquet", 1), "a/m.parquet");
+        assert_eq!(name("a/m.parquet", 2), "a/m-2.parquet");
+        assert_eq!(name("a/m.parquet.journal", 3), "a/m-3.parquet.journal");
+        assert_eq!(name("v1.5.csv", 12), "v1.5-12.csv");
+        assert_eq!(name("m", 2), "m-2");
     }
 
     #[test]

@@ -13,8 +13,9 @@ use prost::Message;
 use crate::model::run::{RunEnd, RunInfo};
 use crate::model::window::{RowKind, WindowBatch};
 
-use super::disk::{LogFile, lock};
-use super::format::{Format, Writer};
+use super::directory::{Directory, make_directories};
+use super::format::{Finished, Format, Writer};
+use super::log_file::{LogFile, lock};
 use super::target::Target;
 use super::{Mode, WriterError, WriterSettings};
 
@@ -146,8 +147,8 @@ fn event_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Makes the run directory and takes it; `None` while another gpurun has it.
-fn take_directory(dir: &Path) -> Result<Option<File>, WriterError> {
-    fs::create_dir_all(dir).map_err(WriterError::io("create", dir))?;
+fn take_directory(dir: &Path, made: &mut Vec<PathBuf>) -> Result<Option<File>, WriterError> {
+    made.extend(make_directories(dir).map_err(|(path, error)| WriterError::io("make", path)(error))?);
     let handle = File::open(dir).map_err(WriterError::io("open", dir))?;
     match lock(&handle, dir) {
         Ok(()) => Ok(Some(handle)),
@@ -170,7 +171,13 @@ struct TensorBoardFormat {
     _held: File,
 }
 
-pub(super) fn open(target: &Target, dir: &Path, settings: &WriterSettings) -> Result<Writer, WriterError> {
+/// Makes an event file in a run directory of its own; the directories that did not exist are added to `made`.
+pub(super) fn open(
+    target: &Target,
+    dir: &Path,
+    settings: &WriterSettings,
+    made: &mut Vec<PathBuf>,
+) -> Result<Writer, WriterError> {
     let name = match settings.rank {
         Some(rank) => format!("gpurun-{}-{rank}", settings.host.replace('/', "_")),
         None => "gpurun".to_owned(),
@@ -179,7 +186,7 @@ pub(super) fn open(target: &Target, dir: &Path, settings: &WriterSettings) -> Re
     let mut n = 1;
     let (run_dir, held) = loop {
         let run_dir = if n == 1 { dir.join(&name) } else { dir.join(format!("{name}-{n}")) };
-        if let Some(held) = take_directory(&run_dir)? {
+        if let Some(held) = take_directory(&run_dir, made)? {
             break (run_dir, held);
         }
         n += 1;
@@ -189,10 +196,11 @@ pub(super) fn open(target: &Target, dir: &Path, settings: &WriterSettings) -> Re
     let pid = std::process::id();
     let host =
         if settings.host.is_empty() { "localhost".to_owned() } else { settings.host.replace('/', "_") };
+    let directory = Directory::open(&run_dir).map_err(WriterError::io("open", &run_dir))?;
     let mut k = 0;
     let file = loop {
         let path = run_dir.join(format!("events.out.tfevents.{seconds:010}.{host}.{pid}.{k}"));
-        match LogFile::create(&path) {
+        match LogFile::create(&directory, &path) {
             Err(WriterError::Exists(_)) => k += 1,
             other => break other?,
         }
@@ -284,7 +292,7 @@ impl Format for TensorBoardFormat {
         Ok(())
     }
 
-    fn encode(&mut self, batch: &WindowBatch, out: &mut Vec<u8>) -> io::Result<()> {
+    fn encode(&mut self, batch: &WindowBatch, out: &mut Vec<u8>) -> io::Result<u64> {
         let run = self.run.clone().ok_or_else(|| io::Error::other("the run has not begun"))?;
         let group = Self::group(&run, batch);
         let mut value = Vec::with_capacity(batch.rows.len() * 3);
@@ -304,9 +312,9 @@ impl Format for TensorBoardFormat {
             }
         }
         if value.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
-        let Some(step) = self.step(&group, batch) else { return Ok(()) };
+        let Some(step) = self.step(&group, batch) else { return Ok(0) };
         put_record(
             out,
             &Event {
@@ -316,13 +324,13 @@ impl Format for TensorBoardFormat {
                 ..Event::default()
             },
         );
-        Ok(())
+        Ok(1)
     }
 
-    fn finish(&mut self, file: &mut LogFile, _end: &RunEnd) -> Result<Option<String>, WriterError> {
+    fn finish(&mut self, file: &mut LogFile, _end: &RunEnd) -> Result<Finished, WriterError> {
         let path = file.path().to_owned();
         file.sync().map_err(WriterError::io("sync", path))?;
-        Ok(None)
+        Ok(Finished::default())
     }
 
     fn notice(&mut self) -> Option<String> {

@@ -7,7 +7,7 @@ use super::columns::{ReadRow, STATS, has_wide_columns};
 use super::metadata::{self, Metadata};
 
 /// What a wide column is about.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) scope: &'static str,
     pub(super) gpu: Option<i32>,

@@ -213,7 +213,7 @@ fn wrong_settings_are_told_before_anything_starts() {
         assert!(wrong(Collector::builder().pids([0])).contains("pid 0"));
         let taken: PathBuf = directory.join("taken.csv");
         std::fs::write(&taken, "mine").unwrap();
-        let log = wrong(Collector::builder().log(taken.to_str().unwrap()));
+        let log = wrong(Collector::builder().log(taken.join("m.csv").to_str().unwrap()));
         assert!(log.contains("taken.csv"), "{log}");
         assert_eq!(std::fs::read_to_string(&taken).unwrap(), "mine");
         assert_eq!(threads(), Vec::<String>::new());

@@ -172,6 +172,11 @@ fn the_page_on_selection_runs_as_it_stands() {
     run_blocks("docs/selecting.md");
 }
 
+#[test]
+fn the_page_on_kills_runs_as_it_stands() {
+    run_blocks("docs/when-killed.md");
+}
+
 /// What cannot be run is at least a script, and says why it is not run.
 #[test]
 fn blocks_that_are_not_run_are_shell_all_the_same() {

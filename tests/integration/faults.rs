@@ -10,39 +10,40 @@ use std::time::{Duration, Instant};
 
 use fake_nvml::{Fault, Gpu, Installed, Scenario};
 
+use crate::support::shared_library;
 use crate::transparency::harness::{
     GPURUN, Running, alive, describe, finish, job, job_argv, kill, state, until,
 };
 use crate::transparency::pty::Terminal;
 
 /// A machine of one simulated GPU with this fault.
-fn machine(dir: &Path, fault: Fault) -> Installed {
-    let gpu = vec![Gpu::with_memory(81_920.0, 512.0, 0.0)];
-    fake_nvml::install(dir, &Scenario { gpu, fault: vec![fault], ..Scenario::default() }).unwrap()
+pub(crate) fn machine(dir: &Path, fault: Fault) -> Installed {
+    let gpu = Gpu { temperature: Some(50.0.into()), ..Gpu::with_memory(81_920.0, 512.0, 0.0) };
+    fake_nvml::install(dir, &Scenario { gpu: vec![gpu], fault: vec![fault], ..Scenario::default() }).unwrap()
 }
 
-fn hang(function: &str, after: u64) -> Fault {
+pub(crate) fn hang(function: &str, after: u64) -> Fault {
     Fault { function: function.to_owned(), after: Some(after), hang: true, ..Fault::default() }
 }
 
 /// gpurun with these options, away from the leases and devices of the machine that the test runs on.
-fn gpurun(dir: &Path, options: &[&str]) -> Command {
+pub(crate) fn gpurun(dir: &Path, options: &[&str]) -> Command {
     let mut command = Command::new(GPURUN);
     command.args(options).env("GPURUN_LEASE_DIR", dir.join("leases"));
     command.env_remove("CUDA_VISIBLE_DEVICES").stdin(Stdio::null());
     command
 }
 
-fn with_job<S: AsRef<OsStr>>(mut command: Command, argv: &[S]) -> Output {
+pub(crate) fn with_job<S: AsRef<OsStr>>(mut command: Command, argv: &[S]) -> Output {
     command.arg("--").args(argv).output().unwrap()
 }
 
-fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// Rows of a scope that have a mean.
-fn known(log: &Path, scope: &str) -> usize {
+pub(crate) fn known(log: &Path, scope: &str) -> usize {
     let text = fs::read_to_string(log).unwrap();
     let mut reader = csv::Reader::from_reader(text.as_bytes());
     let place = |name: &str| reader.headers().cloned().unwrap().iter().position(|h| h == name).unwrap();
@@ -51,7 +52,7 @@ fn known(log: &Path, scope: &str) -> usize {
     reader.records().map(Result::unwrap).filter(|r| &r[scope_at] == scope && !r[mean_at].is_empty()).count()
 }
 
-const FAST: [&str; 4] = ["--interval", "50ms", "--window", "200ms"];
+pub(crate) const FAST: [&str; 4] = ["--interval", "50ms", "--window", "200ms"];
 
 #[test]
 fn a_driver_that_hangs_at_the_start_or_the_end_costs_its_own_values_only() {
@@ -130,13 +131,9 @@ fn before_the_job_a_hanging_driver_is_waited_for_as_long_as_was_asked() {
 
 /// A driver library that hangs while it is loaded, with the loader locked.
 fn hangs_while_it_is_loaded(dir: &Path) -> PathBuf {
-    let (source, library) = (dir.join("hangs.c"), dir.join("hangs.so"));
     let text =
         "#include <unistd.h>\n__attribute__((constructor)) static void hang(void) { for (;;) pause(); }\n";
-    fs::write(&source, text).unwrap();
-    let made = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
-    assert!(made.unwrap().success());
-    library
+    shared_library(dir, "hangs", text, &[])
 }
 
 #[test]
@@ -388,13 +385,15 @@ fn nothing_of_a_refused_run_is_left_and_links_lead_to_the_file() {
         finish(&mut command.args(["--", "true"]).stderr(Stdio::null()).spawn().unwrap()).code()
     };
     assert_eq!(run(&[], &["a.csv", "./a.csv"]), Some(125));
-    assert_eq!(run(&[], &["a.csv", "missing/b.csv"]), Some(125));
+    fs::write(at("file"), "").unwrap();
+    assert_eq!(run(&[], &["a.csv", "file/b.csv"]), Some(125));
     assert!(!at("a.csv").exists());
     for name in ["real.csv", "real.parquet"] {
         let link = format!("link-{name}");
         std::os::unix::fs::symlink(name, at(&link)).unwrap();
         assert_eq!(run(&[], &[&link]), Some(0), "a link to a file still to be made");
-        assert_eq!(run(&[], &[&link]), Some(125), "which then exists");
+        assert_eq!(run(&[], &[&link]), Some(0), "which then exists");
+        assert!(at(&format!("link-{}", name.replace('.', "-2."))).is_file(), "and is named after the link");
         assert_eq!(run(&["--overwrite"], &[&link]), Some(0));
         assert!(fs::symlink_metadata(at(&link)).unwrap().is_symlink() && at(name).is_file(), "{name}");
     }
@@ -432,7 +431,6 @@ fn the_time_in_which_a_stop_key_held_the_job_belongs_to_no_window() {
 
 /// Puts `CLOCK_REALTIME` of the program it is loaded into an hour on or back while a file is there.
 const WALL_CLOCK: &str = r#"
-#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <time.h>
@@ -451,16 +449,13 @@ int clock_gettime(clockid_t clock, struct timespec *t) {
 fn a_wall_clock_that_is_set_moves_labels_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
-    fs::write(path("clock.c"), WALL_CLOCK).unwrap();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-o"]).args([path("clock.so"), path("clock.c")]).arg("-ldl");
-    assert!(compiler.status().unwrap().success());
+    let clock = shared_library(dir.path(), "clock", WALL_CLOCK, &[]);
     // The job sets the clock after windows that it has seen in the log.
     let script = "seen() { until [ $(grep -c ,load_average_1m, x.csv) -ge $1 ]; do sleep 0.01; done; }
         seen 2; touch ahead; seen 5; rm ahead; touch behind; seen 8; rm behind; seen 10; exit 9";
     let mut command =
         gpurun(dir.path(), &["-q", "--interval", "50ms", "--window", "200ms", "--log", "x.csv"]);
-    command.env("LD_PRELOAD", path("clock.so")).env("AHEAD", path("ahead")).env("BEHIND", path("behind"));
+    command.env("LD_PRELOAD", clock).env("AHEAD", path("ahead")).env("BEHIND", path("behind"));
     command.current_dir(dir.path());
     let output = with_job(command, &["env", "-u", "LD_PRELOAD", "sh", "-c", script]);
     assert_eq!(output.status.code(), Some(9), "{}", said(&output));
@@ -468,7 +463,7 @@ fn a_wall_clock_that_is_set_moves_labels_and_nothing_else() {
     let rows: Vec<Vec<&str>> =
         text.lines().filter(|l| l.contains(",load_average_1m,")).map(|l| l.split(',').collect()).collect();
     let (last, whole) = rows.split_last().unwrap();
-    assert!(whole.iter().all(|row| row[1] == "0.2"), "every window has its length: {text}");
-    assert!(last[1].parse::<f64>().unwrap() <= 0.2);
+    assert!(whole.iter().all(|row| row[2] == "0.2"), "every window has its length: {text}");
+    assert!(last[2].parse::<f64>().unwrap() <= 0.2);
     assert!(rows.windows(2).any(|pair| pair[0][0] > pair[1][0]), "labels follow the wall clock");
 }

@@ -130,11 +130,16 @@ impl Running {
 
     /// Ends the job by the end of its input, and waits for gpurun.
     pub(crate) fn end(&mut self) -> ExitStatus {
+        self.tell_job_to_end();
+        self.wait()
+    }
+
+    /// Ends the job by the end of its input.
+    pub(crate) fn tell_job_to_end(&mut self) {
         if let Some(mut input) = self.child.stdin.take() {
             // A job that has already ended needs no word.
             let _ = input.write_all(b"\n");
         }
-        self.wait()
     }
 
     pub(crate) fn wait(&mut self) -> ExitStatus {

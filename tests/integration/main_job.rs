@@ -44,6 +44,10 @@ fn simulated(dir: &Path, scenario: &str) -> Installed {
 }
 
 fn gpurun(dir: &Path, driver: Option<&Installed>, args: &[&str]) -> Output {
+    command(dir, driver, args).output().unwrap()
+}
+
+fn command(dir: &Path, driver: Option<&Installed>, args: &[&str]) -> Command {
     let mut command = Command::new(support::gpurun());
     command
         .args(args)
@@ -54,7 +58,7 @@ fn gpurun(dir: &Path, driver: Option<&Installed>, args: &[&str]) -> Output {
         Some(driver) => drop(driver.apply(&mut command)),
         None => drop(command.env("GPURUN_NVML_LIBRARY", dir.join("no-such-library.so"))),
     }
-    command.output().unwrap()
+    command
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -159,8 +163,13 @@ fn too_few_gpus_is_75_with_the_reason_of_each() {
 fn a_bad_target_stops_gpurun_before_the_job() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("there.csv"), "mine\n").unwrap();
-    let table: &[(&str, i32, &str)] =
-        &[("there.csv", 125, "exists"), ("no/such/dir/x.csv", 125, "no/such/dir"), ("x.xlsx", 2, "x.xlsx")];
+    let table: &[(&str, i32, &str)] = &[
+        ("there.csv/x.csv", 125, "there.csv: not a directory"),
+        ("/proc/no/x.parquet", 125, "make /proc/no: "),
+        ("x.xlsx", 2, "x.xlsx"),
+        ("out", 2, "tensorboard:out"),
+        ("-", 2, "gpurun export"),
+    ];
     for (target, code, word) in table {
         let output = gpurun(dir.path(), None, &["--log", target, "--", "touch", "ran"]);
         let stderr = text(&output.stderr);
@@ -169,9 +178,69 @@ fn a_bad_target_stops_gpurun_before_the_job() {
         assert!(!dir.path().join("ran").exists(), "{target}");
     }
     assert_eq!(std::fs::read_to_string(dir.path().join("there.csv")).unwrap(), "mine\n");
-    let output = gpurun(dir.path(), None, &["--best-effort", "--log", "there.csv", "--", "touch", "ran"]);
+    let output =
+        gpurun(dir.path(), None, &["--best-effort", "--log", "there.csv/x.csv", "--", "touch", "ran"]);
     assert_eq!(output.status.code(), Some(0));
     assert!(dir.path().join("ran").exists());
+    let output =
+        gpurun(dir.path(), None, &["--append", "--layout", "wide", "--log", "there.csv", "--", "true"]);
+    assert_eq!(output.status.code(), Some(125), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("cannot append"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_run_goes_on_under_the_next_free_name_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let here = |name: &str| dir.path().join(name);
+    for n in 1..=3 {
+        let log = ["--log", "logs/deep/m.csv", "--log", "m.parquet", "--summary", "sums/s.json"];
+        let output = gpurun(dir.path(), None, &[&log[..], &["--", "sh", "-c", "exit 7"]].concat());
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(7), "{stderr}");
+        let suffix = if n == 1 { String::new() } else { format!("-{n}") };
+        for name in [format!("logs/deep/m{suffix}.csv"), format!("m{suffix}.parquet")] {
+            assert!(stderr.lines().any(|line| line.contains(&name) && line.contains(" rows")), "{stderr}");
+            assert!(stderr.lines().next().unwrap().contains(&name), "{stderr}");
+            assert!(here(&name).exists(), "{name}");
+        }
+        let summary = std::fs::read(here(&format!("sums/s{suffix}.json"))).unwrap();
+        let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
+        assert_eq!(summary["targets"][1]["target"], format!("m{suffix}.parquet"));
+        assert_eq!(stderr.contains("m.csv exists"), n > 1, "{stderr}");
+        assert_eq!(stderr.contains("s.json exists"), n > 1, "{stderr}");
+    }
+    // No temporary file stays.
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3 + 2);
+}
+
+#[test]
+fn four_starts_in_one_second_get_four_files_each() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = "until [ -e go ]; do sleep 0.01; done";
+    let start = || {
+        command(dir.path(), None, &["-q", "--log", "{time}.csv", "--log", "m.parquet", "--", "sh", "-c", job])
+            .spawn()
+            .unwrap()
+    };
+    let mut children: Vec<_> = (0..4).map(|_| start()).collect();
+    std::fs::write(dir.path().join("go"), "").unwrap();
+    assert!(children.iter_mut().all(|child| child.wait().unwrap().success()));
+    let count = |suffix: &str| {
+        let names = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().ends_with(suffix)).count()
+    };
+    assert_eq!((count(".csv"), count(".parquet"), count(".journal")), (4, 4, 0));
+}
+
+#[test]
+fn a_wait_that_is_broken_off_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let driver = simulated(dir.path(), "four-gpus-two-full");
+    let options =
+        ["-n", "4", "-f", "8GiB", "--wait", "1s", "--log", "logs/x.csv", "--summary", "sums/s.json"];
+    let output = gpurun(dir.path(), Some(&driver), &[&options[..], &["--", "touch", "ran"]].concat());
+    assert_eq!(output.status.code(), Some(124), "{}", text(&output.stderr));
+    assert!(!dir.path().join("logs").exists() && !dir.path().join("sums").exists());
 }
 
 #[test]

@@ -9,9 +9,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use gpurun::model::window::WindowBatch;
+use gpurun::writers::read::ReadRow;
 use gpurun::writers::{self, Layout, WriterSettings};
 
-use crate::files::{parse, run_end, run_info, steps, tag_span, wait_until, window, write};
+use crate::files::{open, parse, read, run_end, run_info, steps, tag_span, wait_until, window, write};
 use crate::support;
 
 const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
@@ -51,8 +52,9 @@ fn expected(batches: &[WindowBatch]) -> String {
             let int = |v: Option<i64>| v.map_or("null".to_owned(), |v| v.to_string());
             writeln!(
                 out,
-                r#"{{"time":{},"window_s":{:?},"run":"20260921T141320Z-node1-42","host":"node1","rank":{},"kind":{},"tag":{},"step":{},"scope":{},"gpu":{},"cuda":{},"uuid":{},"pid":{},"process":{},"metric":{},"unit":{},"mean":{},"min":{},"max":{},"last":{},"samples":{},"missing":{}}}"#,
+                r#"{{"time":{},"start":{},"window_s":{:?},"run":"20260921T141320Z-node1-42","host":"node1","rank":{},"kind":{},"tag":{},"step":{},"scope":{},"gpu":{},"cuda":{},"uuid":{},"pid":{},"process":{},"metric":{},"unit":{},"mean":{},"min":{},"max":{},"last":{},"samples":{},"missing":{}}}"#,
                 batch.time.0,
+                batch.time.0 - 10_000_000,
                 batch.window_s,
                 int(batch.rank.map(i64::from)),
                 text(Some(batch.kind.name())),
@@ -98,6 +100,39 @@ fn pandas_pyarrow_duckdb_and_polars_read_every_value() {
 }
 
 #[test]
+fn a_log_that_another_program_wrote_again_reads_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run_info(2, Some(0));
+    write(&["m.csv", "m.parquet"], dir.path(), &WriterSettings::default(), &run, three_kinds(&run));
+    check(&["rewrite", "."], dir.path());
+    let (mut expected, _) = read(&dir.path().join("m.parquet"));
+    // A file of CSV has a blank for the line end in the name of the process.
+    let with_blanks = |rows: &mut Vec<ReadRow>| {
+        rows.iter_mut()
+            .for_each(|row| row.process = row.process.as_ref().map(|p| p.replace('\n', " ").into()));
+    };
+    with_blanks(&mut expected);
+    let mut files: Vec<_> =
+        fs::read_dir(dir.path().join("again")).unwrap().map(|e| e.unwrap().path()).collect();
+    files.sort();
+    assert_eq!(files.len(), 19, "{files:?}");
+    let mut failed = Vec::new();
+    for path in files {
+        let rows = writers::read::rows(&path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        match rows {
+            Ok(mut rows) => {
+                with_blanks(&mut rows);
+                if rows != expected {
+                    failed.push(format!("{}: other rows", path.display()));
+                }
+            }
+            Err(error) => failed.push(error.to_string()),
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+#[test]
 fn four_ranks_are_one_dataset() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("ranks")).unwrap();
@@ -128,7 +163,7 @@ fn four_ranks_are_one_dataset() {
 fn pyarrow_reads_a_journal_while_it_grows_and_when_it_is_torn() {
     let dir = tempfile::tempdir().unwrap();
     let run = run_info(2, None);
-    let (opened, _) = writers::open(&[parse(dir.path(), "m.parquet")], &WriterSettings::default());
+    let (opened, _) = open(&[parse(dir.path(), "m.parquet")], &WriterSettings::default());
     let journal = dir.path().join("m.parquet.journal");
     let fan_out = opened.start(Arc::clone(&run));
     let rows = run.series.len() + 1;
@@ -153,7 +188,7 @@ fn both_loaders_of_tensorboard_show_every_window_beside_the_trainer() {
     let target = [parse(dir.path(), "tensorboard:runs/exp1")];
     let settings = WriterSettings::default();
 
-    let (opened, failures) = writers::open(&target, &settings);
+    let (opened, failures) = open(&target, &settings);
     assert!(failures.is_empty(), "{failures:?}");
     let fan_out = opened.start(Arc::clone(&run));
     for n in 1..=5 {
@@ -175,16 +210,16 @@ fn both_loaders_of_tensorboard_show_every_window_beside_the_trainer() {
     fan_out.finish(run_end(), std::time::Duration::from_secs(60));
 
     // A second run goes on counting, in a file of its own.
-    let (opened, _) = writers::open(&target, &settings);
+    let (opened, _) = open(&target, &settings);
     let fan_out = opened.start(Arc::clone(&run));
     for n in 1..=5 {
         fan_out.send(Arc::new(window(&run, n)));
     }
     // A third at the same time has a run of its own.
-    let (third, _) = writers::open(&target, &settings);
+    let (third, _) = open(&target, &settings);
+    assert!(dir.path().join("runs/exp1/gpurun-2").exists());
     drop(third);
     fan_out.finish(run_end(), std::time::Duration::from_secs(60));
-    assert!(dir.path().join("runs/exp1/gpurun-2").exists());
     for fast in ["true", "false"] {
         check(&["events", "runs", "exp1/gpurun", fast, &points(10)], dir.path());
     }

@@ -11,7 +11,7 @@ use gpurun::model::id::GpuUuid;
 use gpurun::model::reading::{Known, Reason};
 use gpurun::model::selection::{Constraints, Count, DeviceName, NamePattern};
 use gpurun::selection::choose::{LeaseState, choose};
-use gpurun::selection::lease::Holder;
+use gpurun::selection::holder::Holder;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;

@@ -1,6 +1,7 @@
 //! What every integration test needs: the program under test and the Python that reads its files.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The gpurun that Cargo built for this test run.
 #[allow(dead_code, reason = "the first subject here does not run gpurun")]
@@ -37,4 +38,15 @@ pub(crate) fn kill_sidecar(minder: u32) {
     // SAFETY: the pid of a child of a process that the test started.
     let sent = unsafe { libc::kill(pid, libc::SIGKILL) };
     assert_eq!(sent, 0, "kill {pid}: {}", std::io::Error::last_os_error());
+}
+
+/// A shared library made of C source, for a preload or a driver; `links` are libraries that it needs.
+pub(crate) fn shared_library(dir: &Path, name: &str, source: &str, links: &[&Path]) -> PathBuf {
+    let (file, library) = (dir.join(format!("{name}.c")), dir.join(format!("{name}.so")));
+    std::fs::write(&file, format!("#define _GNU_SOURCE\n{source}")).expect("the directory takes files");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-pthread", "-Wl,--no-as-needed", "-o"]).args([&library, &file]);
+    let output = compiler.args(links).arg("-ldl").output().expect("a C compiler");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    library
 }

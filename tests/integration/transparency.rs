@@ -12,10 +12,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use harness::{
-    BOTH, GPURUN, Running, Shown, Way, alive, bytes, command, describe, finish, job, job_argv, kill, pid_of,
-    report, state, until,
+    BOTH, GPURUN, Running, Shown, Way, alive, bytes, command, describe, finish, job, job_argv, kill, marked,
+    pid_of, report, state, until,
 };
 use pty::Terminal;
+
+use crate::support::sidecar_of;
 
 /// Names of the cases that differ, with what differed; empty means equal.
 #[derive(Default)]
@@ -503,11 +505,27 @@ fn a_signal_to_one_thread_of_gpurun_is_forwarded() {
     running.end();
 }
 
+/// Waits until the child with which the sidecar tries the driver library is over: the kernel keeps one SIGCHLD, and one of
+/// that child's hides one that the test sends.
+fn sidecar_is_idle(running: &Running) {
+    let sidecar = sidecar_of(running.child.id());
+    let children = format!("/proc/{sidecar}/task/{sidecar}/children");
+    let status = format!("/proc/{sidecar}/status");
+    until("the sidecar has no child and no signal", || {
+        let alone = std::fs::read_to_string(&children).unwrap().is_empty();
+        let status = std::fs::read_to_string(&status).unwrap();
+        alone && status.contains("ShdPnd:\t0000000000000000")
+    });
+}
+
 #[test]
 fn a_signal_to_the_whole_group_arrives_once() {
     for signal in forwardable().filter(|signal| *signal != libc::SIGRTMAX()) {
         let seen = BOTH.map(|way| {
             let mut running = Running::start(way, &["count"]);
+            if way == Way::Wrapped {
+                sidecar_is_idle(&running);
+            }
             kill(-running.outer(), signal);
             // The marker goes to the outer process alone and is passed on after whatever came before.
             let got = running.signals_up_to(libc::SIGRTMAX());
@@ -648,20 +666,6 @@ fn a_stopped_gpurun_does_not_stop_the_job() {
     got.sort();
     assert_eq!(got, ["10", "18"]);
     assert_eq!(running.end().0, "code 0");
-}
-
-/// Processes that carry a mark in their environment.
-fn marked(mark: &str) -> Vec<i32> {
-    let entry = format!("TEST_MARK={mark}");
-    std::fs::read_dir("/proc")
-        .unwrap()
-        .flatten()
-        .filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok())
-        .filter(|pid| {
-            let env = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            env.split(|b| *b == 0).any(|v| v == entry.as_bytes())
-        })
-        .collect()
 }
 
 /// Waits until no process carries a mark: the kernel ends a sidecar after its minder.

@@ -6,6 +6,7 @@ check.py wide DIR            w.csv, w.parquet
 check.py journal FILE ROWS   the whole batches of a journal, torn or not
 check.py events DIR RUN FAST POINTS   TensorBoard itself: every series, one point per window
 check.py trainer DIR         writes a trainer's own run
+check.py rewrite DIR         m.csv, m.parquet read and written again by each program
 """
 
 import json
@@ -18,6 +19,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
+TIMES = ["time", "start"]
 TEXTS = ["run", "host", "kind", "tag", "scope", "uuid", "process", "metric", "unit"]
 INTS = ["rank", "step", "gpu", "cuda", "pid", "samples", "missing"]
 FLOATS = ["window_s", "mean", "min", "max", "last"]
@@ -41,7 +43,7 @@ def compare(name, rows, wanted, csv=False):
         assert list(row) == list(want), f"{name}: columns {list(row)}"
         for column, value in want.items():
             got = plain(row[column])
-            if column == "time":
+            if column in TIMES:
                 got = round(got.timestamp() * 1e6)
                 assert row[column].utcoffset().total_seconds() == 0, f"{name}: time zone"
             elif csv and column in TEXTS:
@@ -74,7 +76,8 @@ def long(directory):
     parquet, csv = str(directory / "m.parquet"), str(directory / "m.csv")
 
     table = pq.read_table(parquet)
-    assert str(table.schema.field("time").type) == "timestamp[us, tz=UTC]", table.schema
+    for name in TIMES:
+        assert str(table.schema.field(name).type) == "timestamp[us, tz=UTC]", table.schema
     for name, kind in [("gpu", "int32"), ("step", "int64"), ("samples", "uint32"), ("mean", "double")]:
         assert str(table.schema.field(name).type) == kind, table.schema
     assert str(table.schema.field("metric").type).startswith("dictionary"), table.schema
@@ -156,13 +159,13 @@ def wide(directory):
         assert len(rows) == len(wanted), f"{name}: {len(rows)} rows"
         for row in rows:
             want = wanted[(round(row["time"].timestamp() * 1e6), row["kind"])]
-            assert len(row) == 8 + len(want), f"{name}: {len(row)} columns"
+            assert len(row) == 9 + len(want), f"{name}: {len(row)} columns"
             for column, value in want.items():
                 assert plain(row[column]) == value, f"{name}: {column} is {row[column]}, not {value}"
 
     parquet, csv = str(directory / "w.parquet"), str(directory / "w.csv")
     check("pandas parquet", pd.read_parquet(parquet).to_dict("records"))
-    check("pandas csv", pd.read_csv(csv, parse_dates=["time"]).to_dict("records"))
+    check("pandas csv", pd.read_csv(csv, parse_dates=TIMES).to_dict("records"))
     check("polars parquet", pl.read_parquet(parquet).to_dicts())
     check("polars csv", pl.read_csv(csv, try_parse_dates=True, infer_schema_length=None).to_dicts())
     duckdb.sql("SET TimeZone = 'UTC'")
@@ -244,6 +247,38 @@ def trainer(directory):
     writer.close()
 
 
+def rewrite(directory):
+    """What people do to logs: each program's own default, and every codec that pandas and Polars write."""
+    import duckdb
+    import pandas as pd
+    import polars as pl
+    import pyarrow.parquet as pq
+
+    parquet, csv = str(directory / "m.parquet"), str(directory / "m.csv")
+    out = directory / "again"
+    out.mkdir()
+    frame = pd.read_parquet(parquet)
+    frame.to_parquet(out / "pandas.parquet")
+    for codec in ("gzip", "zstd", "lz4", None):
+        frame.to_parquet(out / f"pandas-{codec}.parquet", compression=codec)
+    frame.to_csv(out / "pandas.csv")
+    frame = pd.read_csv(csv, float_precision="round_trip")
+    frame.to_csv(out / "pandas-of-csv.csv", index=False)
+    frame.to_parquet(out / "pandas-of-csv.parquet")
+    frame = pl.read_parquet(parquet)
+    frame.write_parquet(out / "polars.parquet")
+    for codec in ("snappy", "gzip", "lz4", "uncompressed"):
+        frame.write_parquet(out / f"polars-{codec}.parquet", compression=codec)
+    frame.write_csv(out / "polars.csv")
+    frame = pl.read_csv(csv, try_parse_dates=True, infer_schema_length=None)
+    frame.write_parquet(out / "polars-of-csv.parquet")
+    frame.write_csv(out / "polars-of-csv.csv")
+    table = pq.read_table(parquet)
+    pq.write_table(table, out / "pyarrow.parquet")
+    for suffix in ("parquet", "csv"):
+        duckdb.sql(f"COPY (FROM '{parquet}') TO '{out}/duckdb.{suffix}'")
+
+
 if __name__ == "__main__":
     what, where, *more = sys.argv[1:]
     if what == "journal":
@@ -253,4 +288,4 @@ if __name__ == "__main__":
     elif what == "trainer":
         trainer(where)
     else:
-        {"long": long, "ranks": ranks, "wide": wide}[what](Path(where))
+        {"long": long, "ranks": ranks, "wide": wide, "rewrite": rewrite}[what](Path(where))

@@ -22,11 +22,11 @@ pub enum NvmlError {
         /// The loader's message.
         detail: String,
     },
-    /// The library crashes while it is loaded.
-    #[error("the NVIDIA driver library crashes while it is loaded ({signal})")]
+    /// The process that loads the library does not live through it.
+    #[error("the NVIDIA driver library ends the process that loads it ({how})")]
     LoadCrashed {
-        /// The signal that it died by.
-        signal: String,
+        /// The signal or the exit status.
+        how: String,
     },
     /// The library is there, the kernel's driver is not.
     #[error("the NVIDIA driver is not running ({library} is there, its kernel module is not loaded)")]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::ChooseError;
 use crate::selection::lease::LeaseDirectory;
+use crate::sys::signals::SignalSet;
 
 /// Threads that block in the kernel until a lock is let go, and then wake the one that waits.
 pub(super) struct Watchers {
@@ -31,6 +32,8 @@ impl Watchers {
         let name = name.to_owned();
         let started =
             thread::Builder::new().name("lease-watch".to_owned()).stack_size(64 * 1024).spawn(move || {
+                // This thread may outlive the wait: it must not take a signal that the main thread reports.
+                SignalSet::ALL.block();
                 let _ = directory.wait_for_release(&name);
                 let _ = sender.send(name);
             });

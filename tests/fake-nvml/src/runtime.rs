@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::codes::{self, Ret};
-use crate::scenario::{Fault, Gpu, Mig, Scenario};
+use crate::scenario::{Die, Fault, Gpu, Mig, Scenario};
 
 /// The scenario file.
 pub(crate) const SCENARIO_VARIABLE: &str = "GPURUN_FAKE_NVML";
@@ -130,6 +130,9 @@ impl Runtime {
                     std::thread::sleep(Duration::from_millis(5));
                 }
             }
+            if let Some(die) = fault.die {
+                end_process(die);
+            }
             if let Some(error) = &fault.error {
                 return Err(codes::by_name(error).unwrap_or(codes::UNKNOWN));
             }
@@ -147,6 +150,21 @@ impl Runtime {
             || gpu.lost_from.is_some_and(|from| t >= from);
         let over = gpu.lost_until.is_some_and(|until| t >= until);
         if begun && !over { Err(codes::GPU_IS_LOST) } else { Ok(()) }
+    }
+}
+
+/// Ends the process as a driver library with a mistake does.
+fn end_process(die: Die) {
+    match die {
+        Die::Segv => {
+            let nowhere = std::ptr::without_provenance::<u8>(0x1000);
+            // SAFETY: none; the page is never mapped (`vm.mmap_min_addr`), and the fault is what is asked for.
+            unsafe { nowhere.read_volatile() };
+        }
+        // SAFETY: ends the process.
+        Die::Abort => unsafe { libc::abort() },
+        // SAFETY: runs the exit handlers and ends the process.
+        Die::Exit => unsafe { libc::exit(1) },
     }
 }
 

@@ -392,6 +392,21 @@ pub struct Fault {
     /// The call does not return while this file exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hang_while: Option<PathBuf>,
+    /// The call ends the process that made it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub die: Option<Die>,
+}
+
+/// How a driver library ends the process that it is loaded in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Die {
+    /// It reads memory that is not there.
+    Segv,
+    /// It calls `abort`.
+    Abort,
+    /// It calls `exit(1)`.
+    Exit,
 }
 
 /// Why a scenario could not be used.
@@ -545,6 +560,7 @@ fn check_names(value: &toml::Value, key: &str) -> Result<(), ScenarioError> {
         "error",
         "while_exists",
         "hang_while",
+        "die",
     ];
     match value {
         toml::Value::String(_) if TEXT.contains(&key) => Ok(()),

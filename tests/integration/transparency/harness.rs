@@ -139,6 +139,20 @@ pub(crate) fn state(pid: i32) -> Option<char> {
     stat.rsplit(')').next()?.trim_start().chars().next()
 }
 
+/// Processes that carry a mark in their environment.
+pub(crate) fn marked(mark: &str) -> Vec<i32> {
+    let entry = format!("TEST_MARK={mark}");
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok())
+        .filter(|pid| {
+            let env = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            env.split(|b| *b == 0).any(|v| v == entry.as_bytes())
+        })
+        .collect()
+}
+
 /// The pid of a child as the kernel's type.
 pub(crate) fn pid_of(child: &Child) -> i32 {
     i32::try_from(child.id()).unwrap()

@@ -1,0 +1,131 @@
+//! Reading signals from a descriptor, with their senders, whichever thread of this process gets them.
+//!
+//! gpurun's own threads have every signal blocked, so that each waits to be read. A thread of somebody else's (of a
+//! preloaded library, of the driver) may have them unblocked, and then the kernel gives a signal to that thread. There a
+//! handler runs that passes it on through a pipe.
+
+use std::io::{self, PipeReader};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
+
+use super::signals::{SignalSet, has_handler};
+
+/// Where the handler writes, and in which process: a forked copy has the same handlers, but not the pipe.
+static PIPE: AtomicI32 = AtomicI32::new(-1);
+static OWNER: AtomicI32 = AtomicI32::new(0);
+
+/// A descriptor from which signals are read.
+#[derive(Debug)]
+pub struct SignalSource {
+    /// Readable when one of the other two is.
+    ready: OwnedFd,
+    blocked: OwnedFd,
+    caught: PipeReader,
+}
+
+impl AsFd for SignalSource {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.as_fd()
+    }
+}
+
+impl SignalSource {
+    /// Blocks every signal in the calling thread, so that each waits to be read. Call it before any thread is started:
+    /// threads inherit the mask. One in a process.
+    ///
+    /// # Errors
+    /// No descriptors for it; the mask is then as before.
+    pub fn block_all() -> io::Result<SignalSource> {
+        let before = SignalSet::ALL.block();
+        Self::open().inspect_err(|_| before.set_as_mask())
+    }
+
+    fn open() -> io::Result<SignalSource> {
+        let set = SignalSet::ALL.to_libc();
+        // SAFETY: a new signalfd for a live set; owned when it is one, and by nobody else.
+        let blocked = unsafe {
+            let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+            if fd == -1 {
+                return Err(io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        let (caught, writer) = io::pipe()?;
+        for end in [caught.as_fd(), writer.as_fd()] {
+            fcntl_setfd(end, FdFlags::CLOEXEC)?;
+            ioctl_fionbio(end, true)?;
+        }
+        let ready = epoll::create(CreateFlags::CLOEXEC)?;
+        for source in [blocked.as_fd(), caught.as_fd()] {
+            epoll::add(&ready, source, EventData::new_u64(0), EventFlags::IN)?;
+        }
+        OWNER.store(super::process::id(), Ordering::Relaxed);
+        // It stays open for good: a handler may be about to write.
+        PIPE.store(writer.into_raw_fd(), Ordering::Release);
+        Ok(SignalSource { ready, blocked, caught })
+    }
+
+    /// Catches every signal that another thread of this process gets. What a library handles itself is left to it, and so
+    /// are signals that tell of a fault.
+    pub fn catch_all(&self) {
+        for signal in SignalSet::all_numbers().filter(|signal| !SignalSet::FAULTS.contains(signal)) {
+            self.catch(signal);
+        }
+    }
+
+    /// Catches one signal, as [`SignalSource::catch_all`] does.
+    pub fn catch(&self, signal: i32) {
+        if has_handler(signal) {
+            return;
+        }
+        // SAFETY: the handler has the signature for SA_SIGINFO and does nothing that a handler must not do. Signals that
+        // cannot be caught, and those that libc keeps for its threads, are refused. The stack is the thread's alternate
+        // one where it has one.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = pass_on;
+            action.sa_sigaction = handler as libc::sighandler_t;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
+            libc::sigfillset(&mut action.sa_mask);
+            libc::sigaction(signal, &action, std::ptr::null_mut());
+        }
+    }
+
+    /// The next signal that has come, if any.
+    pub fn read(&self) -> Option<libc::signalfd_siginfo> {
+        read_from(self.blocked.as_fd()).or_else(|| read_from(self.caught.as_fd()))
+    }
+}
+
+fn read_from(fd: BorrowedFd<'_>) -> Option<libc::signalfd_siginfo> {
+    // SAFETY: the kernel fills exactly one structure of plain data or returns an error.
+    unsafe {
+        let mut info: libc::signalfd_siginfo = std::mem::zeroed();
+        let size = std::mem::size_of_val(&info);
+        let got = libc::read(fd.as_raw_fd(), (&raw mut info).cast(), size);
+        (usize::try_from(got) == Ok(size)).then_some(info)
+    }
+}
+
+/// The handler: writes the signal to the pipe as a signalfd would tell it. A full pipe drops it.
+extern "C" fn pass_on(signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    // SAFETY: system calls that a handler may make, on plain data; the kernel passes a valid `info`, of which the fields
+    // are read that a signal from a process and a change of a child have in common. `errno` is the interrupted code's.
+    unsafe {
+        if libc::getpid() != OWNER.load(Ordering::Relaxed) {
+            return;
+        }
+        let errno = *libc::__errno_location();
+        let mut told: libc::signalfd_siginfo = std::mem::zeroed();
+        told.ssi_signo = signal.cast_unsigned();
+        told.ssi_code = (*info).si_code;
+        told.ssi_pid = (*info).si_pid().cast_unsigned();
+        told.ssi_uid = (*info).si_uid();
+        told.ssi_ptr = (*info).si_value().sival_ptr.addr() as u64;
+        libc::write(PIPE.load(Ordering::Acquire), (&raw const told).cast(), size_of_val(&told));
+        *libc::__errno_location() = errno;
+    }
+}
