@@ -84,7 +84,7 @@ fn end(exit: JobExit) -> RunEnd {
 }
 
 fn summary(windows: &[WindowBatch]) -> Summary {
-    let mut totals = Totals::new(Mono(0));
+    let mut totals = Totals::new(None);
     for window in windows {
         totals.add(window);
     }
@@ -99,7 +99,7 @@ fn full() -> Summary {
         .filter(|id| id.get().scope.name() != "user")
         .flat_map(|id| [row(*id, None, Some(50.0), 99.0), row(*id, Some(&device), Some(50.0), 99.0)])
         .collect();
-    let mut totals = Totals::new(Mono(0));
+    let mut totals = Totals::new(None);
     totals.add(&window(10.0, rows));
     let target = TargetSummary {
         target: "x.csv".to_owned(),
@@ -130,7 +130,7 @@ fn bare() -> Summary {
     let target = TargetSummary { target: "x".to_owned(), rows: 0, lost_rows: 0, error: None };
     let left = LeftoverSummary { pid: 7, command: String::new(), gpu_memory_mib: None };
     let end = RunEnd { exit: None, ..end(JobExit::Code(0)) };
-    Summary::new(&run, &end, &Totals::new(Mono(0)), vec![target], vec![left])
+    Summary::new(&run, &end, &Totals::new(None), vec![target], vec![left])
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn a_job_that_held_memory_used_its_gpu() {
 
 #[test]
 fn the_text_says_the_end_in_words() {
-    let words = |exit| super::json::exit_words(exit);
+    let words = |exit| super::build::exit_words(exit);
     assert_eq!(words(JobExit::Code(3)), "exit status 3");
     assert_eq!(words(JobExit::Signal { signal: 9, core: false }), "killed by SIGKILL");
     assert_eq!(words(JobExit::Signal { signal: 11, core: true }), "killed by SIGSEGV, core dumped");

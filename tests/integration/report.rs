@@ -270,7 +270,7 @@ fn day(gpus: i32, hours: i64) -> String {
         }
     }
     let mut page = String::new();
-    builder.finish().html(&mut page).unwrap();
+    gpurun::report::write_html(&builder.finish(), &mut page).unwrap();
     page
 }
 

@@ -130,3 +130,65 @@ json.dump({"stamps": stamps, "pauses": pauses}, open("truth.json", "w"))
         assert!(most(metric) < shortest, "{metric}: {} ms", most(metric));
     }
 }
+
+/// Ranks below one gpurun: each says what it likes, and the run is as long as it is.
+#[test]
+fn a_run_is_counted_once_however_many_ranks_speak() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let rank = script(
+        dir,
+        "rank.py",
+        r#"
+import os, time, gpurun
+for n in range(1, 6):
+    with gpurun.step(n):
+        time.sleep(0.1)
+    gpurun.log(loss=n + 10 * int(os.environ["RANK"]), step=n)
+"#,
+    );
+    let launch = format!("for r in 0 1 2; do RANK=$r \"$PYTHON\" {rank} & done; wait");
+    let options = [
+        "--interval",
+        "100ms",
+        "--window",
+        "200ms",
+        "--every-n-steps",
+        "5",
+        "--processes",
+        "none",
+        "--log",
+        "x.parquet",
+    ];
+    let options = [&options[..], &["--log", "x.csv", "--summary", "x.json"]].concat();
+    succeed(&mut gpurun(dir, None, &options, &["sh", "-c", &launch]));
+
+    let summary = json(dir.join("x.json"));
+    let csv = Csv::read(&dir.join("x.csv"));
+    let own = [("kind", "window"), ("scope", "job"), ("metric", "processes")];
+    let windows = csv.numbers(&own, "window_s");
+    assert_eq!(summary["own"]["windows"], windows.len());
+    let all: f64 = windows.iter().sum();
+    let duration = summary["duration_s"].as_f64().unwrap();
+    assert!((duration - all).abs() < 1e-6, "{duration} s of windows of {all} s");
+    let wall = (summary["end_us"].as_i64().unwrap() - summary["start_us"].as_i64().unwrap()) as f64 / 1e6;
+    assert!(duration <= wall + 1e-3, "{duration} s in {wall} s");
+    // Each rank's scalars stand in rows of its own.
+    for rank in ["0", "1", "2"] {
+        let rows = [("kind", "step"), ("rank", rank), ("metric", "loss"), ("step", "5")];
+        assert_eq!(csv.numbers(&rows, "mean"), [3.0 + 10.0 * rank.parse::<f64>().unwrap()]);
+    }
+    for log in ["x.csv", "x.parquet"] {
+        let mut report = Command::new(support::gpurun());
+        environment(report.args(["report", log]).current_dir(dir), dir);
+        let text = String::from_utf8(succeed(&mut report).stdout).unwrap();
+        let line =
+            |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
+        // One run is one column: its name stands there once.
+        assert_eq!(line("run ").split_whitespace().count(), 2, "{text}");
+        assert_eq!(text.matches("  loss ").count(), 3, "{text}");
+        for time in ["step", "in step", "between"] {
+            assert_eq!(text.matches(&format!("  {time}  ")).count(), 3, "{time}: {text}");
+        }
+    }
+}
