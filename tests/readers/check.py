@@ -224,6 +224,16 @@ def events(directory, run, fast, points):
             time.sleep(0.2)
         assert "gpu:2/gpu_utilization (%)/mean" in tags, sorted(tags)
         assert "gpu:2/gpu_utilization (%)/max" in tags, sorted(tags)
+        # What matters less is written only when asked for.
+        assert not [tag for tag in tags if "decoder" in tag or "fan_speed" in tag], sorted(tags)
+        layout = fetch(found[0] + "data/plugin/custom_scalars/layout")
+        charts = {c["title"]: [chart["title"] for chart in c["chart"]] for c in layout["category"]}
+        assert list(charts)[0] == "1 GPU" and charts["1 GPU"][0] == "gpu_utilization (%)", charts
+        band = layout["category"][0]["chart"][0]["margin"]["series"][0]
+        assert set(band.values()) <= set(tags), band
+        query = urllib.parse.urlencode({"run": run, "tag": layout["category"][-1]["chart"][0]["multiline"]["tag"][0]})
+        shown = fetch(found[0] + "data/plugin/custom_scalars/scalars?" + query)
+        assert shown["regex_valid"], shown
     finally:
         server.terminate()
         server.wait()

@@ -192,3 +192,42 @@ for n in range(1, 6):
         }
     }
 }
+
+#[test]
+fn tensorboard_shows_a_second_name_of_a_step_that_has_passed() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let job = script(
+        dir,
+        "job.py",
+        r#"
+import gpurun
+gpurun.log({"train/loss": 1.0}, step=100)
+gpurun.log({"train/loss": 0.5}, step=200)
+gpurun.log({"val/loss": 2.0}, step=100)
+gpurun.log({"train/loss": 9.0}, step=150)
+"#,
+    );
+    let options = ["--log", "tensorboard:tb", "--log", "x.csv"];
+    let output = succeed(&mut gpurun(dir, None, &options, &[python().to_str().unwrap(), &job]));
+    let read = "
+import glob, json
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+points = {}
+for event in LegacyEventFileLoader(glob.glob('tb/gpurun/*')[0]).Load():
+    for value in event.summary.value:
+        if value.tag.startswith('steps/user/') and value.tag.endswith('/mean'):
+            points.setdefault(value.tag[len('steps/user/'):-len('/mean')], []).append([event.step, value.simple_value])
+json.dump(points, open('points.json', 'w'))";
+    succeed(Command::new(support::python()).args(["-c", read]).current_dir(dir));
+    let expected = serde_json::json!({"train/loss": [[100, 1.0], [200, 0.5]], "val/loss": [[100, 2.0]]});
+    assert_eq!(json(dir.join("points.json")), expected);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(said.matches("training step 150 came after step 200").count(), 1, "{said}");
+    // The files have all of them.
+    let csv = Csv::read(&dir.join("x.csv"));
+    assert_eq!(
+        by_step(&csv, "train/loss"),
+        BTreeMap::from([(100, vec![1.0]), (150, vec![9.0]), (200, vec![0.5])])
+    );
+}
