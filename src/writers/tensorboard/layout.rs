@@ -118,7 +118,7 @@ fn chart(run: &RunInfo, metric: MetricId) -> Option<Chart> {
         Band { value: format!("{key}/mean"), lower: format!("{key}/min"), upper: format!("{key}/max") }
     });
     let series: Vec<Band> = series.collect();
-    (!series.is_empty()).then(|| Chart { margin: Some(Margin { series }), ..chart })
+    (!series.is_empty()).then_some(Chart { margin: Some(Margin { series }), ..chart })
 }
 
 fn title(name: &str, unit: &str) -> String {
