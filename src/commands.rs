@@ -3,12 +3,12 @@
 use std::ffi::OsString;
 use std::io::{self, StdoutLock, Write as _};
 
-use crate::cli::args::{Command, ExportArgs};
+use crate::cli::args::{Command, CommonArgs, ExportArgs};
 use crate::cli::exit::Exit;
 use crate::cli::logging::LayoutArg;
 use crate::cli::{self, EarlyExit, Invocation};
 use crate::selection::flow::{self, CUDA_ORDER_COMMAND};
-use crate::sys::notice::Notices;
+use crate::sys::notice::{Notices, Verbosity};
 use crate::sys::stderr::NonBlockingStderr;
 use crate::writers::export::ExportRequest;
 use crate::writers::{Layout, WriterError};
@@ -38,14 +38,14 @@ pub fn main(argv: Vec<OsString>) -> u8 {
     }
     let parsed = cli::parse(argv);
     for line in parsed.iter().flat_map(Invocation::warnings) {
-        Notices::new(false).say(&line);
+        Notices::new(Verbosity::Normal).say(&line);
     }
     let exit = match parsed {
         Ok(Invocation::Job(args)) => return run::run(*args),
         Ok(Invocation::Other(command)) => other(*command),
         Err(EarlyExit::Print(text)) => page(Ok(text), &mut io::stdout().lock()),
         Err(EarlyExit::Usage(line)) => {
-            Notices::new(false).error(&line);
+            Notices::new(Verbosity::Normal).error(&line);
             Exit::Usage
         }
     };
@@ -56,22 +56,31 @@ pub fn main(argv: Vec<OsString>) -> u8 {
 fn say_panics_without_waiting() {
     std::panic::set_hook(Box::new(|info| {
         if !crate::writers::is_decoding() {
-            Notices::new(false).error(&format!("internal error: {info}"));
+            Notices::new(Verbosity::Normal).error(&format!("internal error: {info}"));
         }
     }));
+}
+
+/// How much a command says.
+fn verbosity(common: &CommonArgs) -> Verbosity {
+    match (common.quiet, common.verbose) {
+        (true, _) => Verbosity::Quiet,
+        (false, true) => Verbosity::Verbose,
+        (false, false) => Verbosity::Normal,
+    }
 }
 
 /// Everything that is not a job.
 fn other(command: Command) -> Exit {
     let mut out = io::stdout().lock();
     // Few commands have anything to say beside their answer.
-    let notices = || Notices::new(false);
+    let notices = || Notices::new(Verbosity::Normal);
     match command {
         Command::Select(args) => select::run(&args, &mut out),
         Command::Devices(args) => devices::run(&args, &mut out),
         Command::Record(args) => {
             drop(out);
-            record::run(&args, &Notices::new(args.common.quiet))
+            record::run(&args, &Notices::new(verbosity(&args.common)))
         }
         Command::Metrics(args) => printed(catalogue::run(&args, &mut out), &notices()),
         Command::Completions(args) => {
@@ -102,7 +111,7 @@ fn other(command: Command) -> Exit {
 
 /// Prints a page, or why there is none.
 fn page(page: Result<String, String>, out: &mut dyn io::Write) -> Exit {
-    let notices = Notices::new(false);
+    let notices = Notices::new(Verbosity::Normal);
     match page {
         Ok(page) => printed(writeln!(out, "{}", page.trim_end()), &notices),
         Err(line) => {

@@ -15,14 +15,14 @@ use std::path::PathBuf;
 pub enum SelectionError {
     /// A utilisation constraint where every candidate is a MIG slice.
     #[error(
-        "utilisation cannot be read on a MIG slice, and every candidate is one: leave out \
-         --max-gpu-utilization, --max-memory-utilization and --idle"
+        "every candidate is a MIG slice, which has no utilisation: leave out --max-gpu-utilization, \
+         --max-memory-utilization and --idle"
     )]
     UtilizationOnMig,
     /// The lock directory cannot be made or used.
     #[error(
-        "cannot use the lease directory {}: {why}; name another with GPURUN_LEASE_DIR, or go without leases \
-         with --no-lease", path.display()
+        "cannot use the lease directory {}: {why}; set GPURUN_LEASE_DIR to another one, or use --no-lease",
+        path.display()
     )]
     LeaseDirectory {
         /// The directory.
@@ -32,8 +32,8 @@ pub enum SelectionError {
     },
     /// Another gpurun kept the host-wide lock for too long.
     #[error(
-        "another gpurun has been choosing for {seconds} s and holds {}: end or continue it, or go without \
-         leases with --no-lease", path.display()
+        "another gpurun has held {} for {seconds} s while it chooses: end or continue it, or use --no-lease",
+        path.display()
     )]
     SelectLock {
         /// The lock file.

@@ -9,7 +9,6 @@ pub mod collector;
 mod describe;
 mod engine;
 pub mod job;
-mod leftovers;
 mod load_check;
 pub mod process;
 pub mod record;

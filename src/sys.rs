@@ -14,5 +14,6 @@ pub mod signal_source;
 pub mod signals;
 pub mod stat;
 pub mod stderr;
+pub mod terminal;
 pub mod text;
 pub mod users;

@@ -19,6 +19,7 @@ mod journal_reader;
 mod log_file;
 mod metadata;
 mod open;
+mod parquet_checksum;
 mod parquet_file;
 mod parquet_target;
 pub mod read;

@@ -13,7 +13,7 @@ use crate::minder::{self, Question};
 use crate::model::device::{DeviceSnapshot, ProbeRequest};
 use crate::model::selection::Patience;
 use crate::sidecar::{announced, process};
-use crate::sys::notice::Notices;
+use crate::sys::notice::{Notices, Verbosity};
 
 /// The driver in the child: each call is announced, so that the parent can give up on one that hangs.
 pub(super) struct Driver<'a> {
@@ -45,8 +45,8 @@ pub(super) struct Asked {
     pub failed: Exit,
     /// NVML library to load; `None` searches the usual names.
     pub library: Option<PathBuf>,
-    /// Only errors are said.
-    pub quiet: bool,
+    /// How much is said.
+    pub verbosity: Verbosity,
 }
 
 /// Has `body` answer with the open driver, and prints what it wrote.
@@ -55,7 +55,7 @@ pub(super) fn answer(
     out: &mut Standard<'_>,
     body: impl FnOnce(&Driver<'_>, &mut Vec<u8>) -> Exit,
 ) -> Exit {
-    let notices = Notices::new(asked.quiet);
+    let notices = Notices::new(asked.verbosity);
     let failed = asked.failed;
     let question = Question { patience: asked.patience, failed: failed.code(), notices: &notices };
     let (output, code) = minder::ask(&question, |link| {
@@ -68,7 +68,7 @@ pub(super) fn answer(
                 exit
             }
             Err(error) => {
-                Notices::new(asked.quiet).error(&error.to_string());
+                Notices::new(asked.verbosity).error(&error.to_string());
                 failed
             }
         };
@@ -79,7 +79,7 @@ pub(super) fn answer(
     match write(out, &output) {
         Ok(()) => exit,
         Err(error) => {
-            notices.error(&format!("cannot write the answer: {error}"));
+            notices.error(&format!("cannot write to standard output: {error}"));
             Exit::Failed
         }
     }

@@ -23,7 +23,7 @@ pub fn run(args: &MetricsArgs, out: &mut dyn Write) -> io::Result<()> {
         }
         writeln!(
             out,
-            "  {:names$}  {:units$}  {:7}  {:7}  {:groups$}  {}",
+            "  {:names$}  {:units$}  {:7}  {:9}  {:groups$}  {}",
             metric.name,
             metric.unit,
             kind(metric),
@@ -64,7 +64,7 @@ fn json(out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn markdown(out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "| scope | metric | unit | kind | cost | source | null for good | meaning |")?;
+    writeln!(out, "| scope | metric | unit | kind | cost | source | always null | meaning |")?;
     writeln!(out, "| --- | --- | --- | --- | --- | --- | --- | --- |")?;
     for m in CATALOGUE {
         let code = if m.unit.is_empty() { String::new() } else { format!("`{}`", m.unit) };

@@ -1,12 +1,9 @@
-//! `gpurun devices`: one line a GPU, with its processes and who holds its lease.
-
-use std::fmt::Write as _;
-use std::io::Write;
+//! `gpurun devices`: what is read, and the form for programs.
 
 use serde_json::{Value, json};
 
-use super::Standard;
 use super::answer::{Asked, Driver, answer};
+use super::{Standard, verbosity};
 use crate::cli::args::DevicesArgs;
 use crate::cli::exit::Exit;
 use crate::model::device::{ComputeMode, DeviceSnapshot, ProbeRequest};
@@ -16,118 +13,74 @@ use crate::selection::explain::device_label;
 use crate::selection::flow::{Surroundings, holders};
 use crate::selection::holder::Holder;
 use crate::selection::lease::LeaseDirectory;
-use crate::sys::escape::printable;
-use crate::sys::stderr::NonBlockingStderr;
-use crate::sys::{format, users};
+use crate::sys::notice::{Notices, Verbosity};
+use crate::sys::{terminal, users};
+
+mod table;
 
 /// Lists the devices as a table, or as JSON for programs.
 pub(super) fn run(args: &DevicesArgs, out: &mut Standard<'_>) -> Exit {
+    let verbosity = verbosity(&args.common);
     let asked = Asked {
         patience: Patience::None,
         failed: Exit::OwnFailure,
         library: args.common.library(),
-        quiet: args.common.quiet,
+        verbosity,
     };
-    answer(asked, out, |driver, output| list(args.json, driver, output, &mut NonBlockingStderr::new()))
+    let form = if args.json { Form::Json } else { Form::Table { columns: terminal::stdout_columns() } };
+    answer(asked, out, |driver, output| list(&form, driver, output, verbosity))
 }
 
-fn list(as_json: bool, driver: &Driver<'_>, output: &mut Vec<u8>, stderr: &mut dyn Write) -> Exit {
+fn list(form: &Form, driver: &Driver<'_>, output: &mut Vec<u8>, verbosity: Verbosity) -> Exit {
+    let notices = Notices::new(verbosity);
     let request =
         ProbeRequest { name: true, memory: true, utilization: true, compute_mode: true, processes: true };
     let devices = match driver.probe(&request) {
         Ok(devices) => devices,
         Err(error) => {
-            let _ = writeln!(stderr, "gpurun: {error}");
+            notices.error(&error);
             return Exit::OwnFailure;
         }
     };
     // A listing without holders is better than none.
     let surroundings = Surroundings::from_environment();
     let directory = LeaseDirectory::open_existing(&surroundings.lease_directory).unwrap_or_else(|error| {
-        let _ = writeln!(stderr, "gpurun: holders are not shown: {error}");
+        notices.warn(&format!("leases are not shown: {error}"));
         None
     });
-    let rows: Vec<(&DeviceSnapshot, Vec<Holder>)> = devices
+    let rows: Vec<Row<'_>> = devices
         .iter()
         .map(|device| {
             let holders = holders(directory.as_ref(), device).unwrap_or_else(|error| {
-                let _ = writeln!(stderr, "gpurun: {}: {error}", device_label(device));
+                notices.warn(&format!("{}: {error}", device_label(device)));
                 Vec::new()
             });
-            (device, holders)
+            Row { device, holders }
         })
         .collect();
-    let text = if as_json {
-        let devices: Vec<Value> = rows.iter().map(|(device, holders)| device_json(device, holders)).collect();
-        format!("{}\n", json!({ "devices": devices }))
-    } else {
-        table(&rows)
+    let text = match form {
+        Form::Json => {
+            let devices: Vec<Value> = rows.iter().map(|row| device_json(row.device, &row.holders)).collect();
+            format!("{}\n", json!({ "devices": devices }))
+        }
+        Form::Table { columns } => table::text(&rows, verbosity == Verbosity::Verbose, *columns),
     };
     output.extend(text.into_bytes());
     Exit::Ok
 }
 
-/// The value, or a dash: the reason is in the JSON form.
-fn shown<T>(value: &Known<T>, text: impl FnOnce(&T) -> String) -> String {
-    value.as_ref().map_or_else(|_| "-".to_owned(), text)
+/// How the list is printed.
+enum Form {
+    /// For programs.
+    Json,
+    /// For people, in so many columns of a terminal.
+    Table { columns: Option<usize> },
 }
 
-/// One line a device; processes and holders in words at its end.
-fn table(rows: &[(&DeviceSnapshot, Vec<Holder>)]) -> String {
-    let mut cells: Vec<[String; 7]> =
-        vec![["GPU", "UUID", "NAME", "MEMORY USED/TOTAL", "UTIL", "PROCESSES", "HELD BY"].map(str::to_owned)];
-    for (device, holders) in rows {
-        let place = match device.mig {
-            None => device.index.to_string(),
-            Some(place) => format!("{}:{}", device.index, place.index),
-        };
-        let processes = shown(&device.processes, |processes| {
-            let compute = processes.iter().filter(|process| process.compute).count();
-            let mut owners: Vec<String> = processes
-                .iter()
-                .filter(|process| process.compute)
-                .filter_map(|process| process.uid)
-                .map(|uid| users::name_of(uid).unwrap_or_else(|| uid.to_string()))
-                .collect();
-            owners.sort_unstable();
-            owners.dedup();
-            if owners.is_empty() { compute.to_string() } else { format!("{compute} ({})", owners.join(", ")) }
-        });
-        let held = match holders.as_slice() {
-            [] => "nobody".to_owned(),
-            holders => {
-                let words: Vec<String> = holders.iter().map(ToString::to_string).collect();
-                printable(&words.join("; ")).into_owned()
-            }
-        };
-        cells.push([
-            place,
-            match &device.uuid {
-                Ok(uuid) => uuid.to_string(),
-                Err(reason) => format!("({reason})"),
-            },
-            shown(&device.name, |name| printable(name).into_owned()),
-            shown(&device.memory, |m| format!("{} / {}", format::bytes(m.used), format::bytes(m.total))),
-            shown(&device.gpu_utilization, |percent| format!("{percent} %")),
-            processes,
-            held,
-        ]);
-    }
-    let mut widths = [0_usize; 7];
-    for row in &cells {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut text = String::new();
-    for row in &cells {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
-            let _ = write!(line, "{cell:<width$}  ");
-        }
-        let _ = writeln!(text, "{}", line.trim_end());
-    }
-    text
+/// A device and who holds it.
+struct Row<'a> {
+    device: &'a DeviceSnapshot,
+    holders: Vec<Holder>,
 }
 
 /// A value with its reason beside it where there is none.

@@ -32,7 +32,7 @@ pub(super) fn run(request: Result<MarkRequest, String>, notices: &Notices) -> Ex
     if let Some(socket) = socket.map(PathBuf::from)
         && let Err(ClientError::Refused(why)) = send(&socket, message(request, now))
     {
-        notices.say(&format!("mark ignored: {why}"));
+        notices.say(&format!("ignored: {why}"));
     }
     Exit::Ok
 }

@@ -12,7 +12,7 @@ pub(super) fn run(args: &RecordArgs, notices: &Notices) -> Exit {
         Err(line) => return usage(notices, &line),
     };
     if logging.targets.is_empty() && logging.summary.is_none() {
-        return usage(notices, "record needs somewhere to write to: --log TARGET or --summary FILE");
+        return usage(notices, "record needs --log TARGET or --summary FILE");
     }
     if let Some(pid) = args.pid.iter().find(|pid| **pid <= 0) {
         return usage(notices, &format!("--pid {pid}: a process id is positive"));

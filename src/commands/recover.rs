@@ -111,7 +111,7 @@ fn recover_one(
             writeln!(err, "gpurun: {}", printable(&missing))
         }
         Err(WriterError::Busy(path)) if !named => {
-            writeln!(out, "{}: a running gpurun writes it; left alone", printable_path(&path))
+            writeln!(out, "{}: skipped, a running gpurun writes it", printable_path(&path))
         }
         Err(error) => {
             outcome.failed += 1;
@@ -123,8 +123,8 @@ fn recover_one(
 fn finish(path: &Path) -> Result<Done, WriterError> {
     if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv")) {
         return Ok(match writers::recover_csv(path)? {
-            0 => Done::Whole(format!("{}: whole already", path.display())),
-            n => Done::Finished(format!("{}: cut an incomplete last line of {n} bytes", path.display())),
+            0 => Done::Whole(format!("{}: already complete", path.display())),
+            n => Done::Finished(format!("{}: removed an incomplete last line of {n} bytes", path.display())),
         });
     }
     let journal = match writers::target_of_journal(path) {
@@ -135,20 +135,20 @@ fn finish(path: &Path) -> Result<Done, WriterError> {
         // Without a journal there must be a whole file, or the name is wrong.
         let target = writers::target_of_journal(path).unwrap_or_else(|| path.to_owned());
         writers::read::rows(&target)?;
-        return Ok(Done::Whole(format!("{}: whole already", target.display())));
+        return Ok(Done::Whole(format!("{}: already complete", target.display())));
     }
     let done = writers::recover(&journal)?;
     let target = done.target.display();
     let losses = done.losses().join("; ");
     if done.is_damaged() {
         let what = match done.was_done {
-            true => format!("{target}: has what could be read of its journal already"),
+            true => format!("{target}: already has what could be read of its journal"),
             false => format!("{target}: {} rows recovered", done.rows),
         };
         return Ok(Done::Damaged(what, format!("{}: {losses}; the journal is kept", journal.display())));
     }
     Ok(Done::Finished(match (done.was_done, losses.as_str()) {
-        (true, _) => format!("{target}: was finished already; its journal is removed"),
+        (true, _) => format!("{target}: already complete; its journal was removed"),
         (false, "") => format!("{target}: {} rows recovered", done.rows),
         (false, losses) => format!("{target}: {} rows recovered; {losses}", done.rows),
     }))

@@ -38,7 +38,7 @@ enum ReportError {
     OutputIsInput(PathBuf),
     #[error("{path} exists and is no HTML page; give the report another name", path = .0.display())]
     NotOurs(PathBuf),
-    #[error("the report could not be put together")]
+    #[error("cannot make the report")]
     Format(#[from] std::fmt::Error),
     #[error("cannot {action} {path}: {source}", path = .path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },

@@ -1,5 +1,6 @@
 //! `gpurun … -- COMMAND`: what was typed, checked and handed to the minder and its sidecar.
 
+use super::verbosity;
 use crate::cli::args::RunArgs;
 use crate::cli::exit::Exit;
 use crate::cli::selection::Purpose;
@@ -9,7 +10,8 @@ use crate::sys::notice::Notices;
 
 /// Runs a job; the status to end with.
 pub(super) fn run(args: RunArgs) -> u8 {
-    let notices = Notices::new(args.common.quiet);
+    let verbosity = verbosity(&args.common);
+    let notices = Notices::new(verbosity);
     let usage = |line: &str| {
         notices.error(line);
         Exit::Usage.code()
@@ -30,12 +32,6 @@ pub(super) fn run(args: RunArgs) -> u8 {
         choice: choice.as_ref().map(|settings| settings.patience),
         notices,
     };
-    let setup = Setup {
-        logging,
-        library: args.common.library(),
-        quiet: args.common.quiet,
-        command: args.command,
-        choice,
-    };
+    let setup = Setup { logging, library: args.common.library(), verbosity, command: args.command, choice };
     minder::run(&plan, |link| job::run(&setup, link))
 }

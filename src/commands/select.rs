@@ -1,9 +1,9 @@
 //! `gpurun select`: prints the devices that satisfy the constraints, as nvisel does.
 
-use std::io::{self, IsTerminal as _, Write};
+use std::io::{self, IsTerminal as _};
 
-use super::Standard;
 use super::answer::{Asked, Driver, answer};
+use super::{Standard, verbosity};
 use crate::cli::args::SelectArgs;
 use crate::cli::exit::Exit;
 use crate::cli::selection::{Purpose, SelectOutputArgs};
@@ -16,21 +16,21 @@ use crate::sys::stderr::NonBlockingStderr;
 
 /// Chooses and prints. Never prints a set that is too small: standard output stays empty then.
 pub(super) fn run(args: &SelectArgs, out: &mut Standard<'_>) -> Exit {
-    let quiet = args.common.quiet;
+    let verbosity = verbosity(&args.common);
     let settings = match args.selection.settings(Purpose::Select) {
         Ok(settings) => settings,
         Err(mistakes) => {
-            Notices::new(quiet).error(&mistakes.to_string());
+            Notices::new(verbosity).error(&mistakes.to_string());
             return Exit::Usage;
         }
     };
     let stdout_is_terminal = io::stdout().is_terminal();
     // nvisel answers 2 where NVML fails.
     let asked =
-        Asked { patience: settings.patience, failed: Exit::Usage, library: args.common.library(), quiet };
+        Asked { patience: settings.patience, failed: Exit::Usage, library: args.common.library(), verbosity };
     answer(asked, out, |driver, output| {
         let mut stderr = NonBlockingStderr::new();
-        let screen = Screen { columns: stderr.columns(), out: &mut stderr, quiet };
+        let screen = Screen::new(&mut stderr, verbosity);
         choose(&settings, &args.output, driver, output, stdout_is_terminal, screen)
     })
 }
@@ -48,7 +48,7 @@ fn choose(
     let chosen = flow::settle(settings, &surroundings, &mut probe, &mut flow::ask_cuda, &mut screen, None);
     let settled = match chosen {
         Ok(settled) => settled,
-        Err(error) => return refused(&error, settings, output, screen.out),
+        Err(error) => return refused(&error, settings, output, &mut screen),
     };
     let chosen = settled.chosen();
     if settings.json {
@@ -57,7 +57,7 @@ fn choose(
         return Exit::Ok;
     }
     if settings.explain {
-        let _ = write!(screen.out, "{}", explain::table(&settled.choice, &settled.candidates));
+        screen.explain(&settled.choice, &settled.candidates);
     }
     if !stdout_is_terminal {
         // What captures the answer shows nothing of it.
@@ -70,8 +70,8 @@ fn choose(
 }
 
 /// Says why nothing was chosen.
-fn refused(error: &ChooseError, settings: &Settings, output: &mut Vec<u8>, stderr: &mut dyn Write) -> Exit {
-    let _ = writeln!(stderr, "gpurun: {error}");
+fn refused(error: &ChooseError, settings: &Settings, output: &mut Vec<u8>, screen: &mut Screen<'_>) -> Exit {
+    screen.error(error);
     // For programs the verdicts are the answer, and they say themselves that it is none.
     if let Some(shortage) = error.shortage().filter(|_| settings.json) {
         output.extend(format!("{}\n", shortage.json).into_bytes());

@@ -94,7 +94,7 @@ impl ReplyHandle {
 
 impl Drop for ReplyHandle {
     fn drop(&mut self) {
-        self.answer(Err("gpurun has no answer to this now".to_owned()));
+        self.answer(Err("gpurun cannot answer this now".to_owned()));
     }
 }
 

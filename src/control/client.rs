@@ -18,13 +18,13 @@ const MAX_REPLY: usize = 32 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The socket is gone, refuses, or belongs to another user.
-    #[error("no gpurun answers on its socket: {0}")]
+    #[error("cannot reach gpurun: {0}")]
     Unreachable(io::Error),
     /// The reply did not come in time.
     #[error("gpurun did not answer in time")]
     TimedOut,
     /// The reply is not one of the protocol.
-    #[error("the reply of gpurun is not JSON of the control protocol")]
+    #[error("the reply of gpurun is not valid JSON")]
     Garbled,
     /// gpurun refused; in its words.
     #[error("{0}")]
@@ -45,7 +45,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Unreachable`], also when the one who listens there is neither us nor root.
     pub fn connect(path: &Path) -> Result<Self, ClientError> {
-        let stream = UnixStream::connect(path).map_err(ClientError::Unreachable)?;
+        let stream = os::connect_now(path).map_err(ClientError::Unreachable)?;
         let peer = os::peer_of(&stream).map_err(ClientError::Unreachable)?;
         // Root may look at anybody's run; anybody else only at a socket of their own or of root.
         if peer.uid != users::effective_uid() && peer.uid != 0 && users::effective_uid() != 0 {

@@ -9,11 +9,11 @@ use crate::sys::users;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::ControlError;
+use super::{ControlError, os};
 
 const SOCKET_NAME: &str = "control.sock";
 
@@ -204,7 +204,7 @@ fn sweep(base: &Path) {
         if !old {
             continue;
         }
-        let dead = match UnixStream::connect(&found.path) {
+        let dead = match os::connect_now(&found.path) {
             Ok(_) => false,
             Err(error) => {
                 matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
@@ -259,7 +259,7 @@ mod tests {
         fs::remove_dir_all(&base).unwrap();
         assert!(!directory.is_there());
         let again = directory.make_again().unwrap();
-        assert!(directory.is_there() && UnixStream::connect(directory.socket()).is_ok());
+        assert!(directory.is_there() && os::connect_now(directory.socket()).is_ok());
         assert!(again.accept().is_ok());
         // Another socket at the same path is not ours, and is left alone.
         fs::remove_file(directory.socket()).unwrap();

@@ -4,10 +4,11 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::SendFlags;
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -72,4 +73,43 @@ pub(super) fn is_readable(fd: &PollFd<'_>) -> bool {
 /// Whether something can be written.
 pub(super) fn is_writable(fd: &PollFd<'_>) -> bool {
     fd.revents().contains(PollFlags::OUT)
+}
+
+/// Connects without waiting: a process that is stopped accepts nobody, and once its queue is full a plain connect would
+/// wait until it goes on.
+///
+/// # Errors
+/// The kernel's; `WouldBlock` where the queue is full.
+pub(super) fn connect_now(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_full_queue_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut waiting = Vec::new();
+        let refused = loop {
+            match connect_now(&path) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        assert!(listener.accept().is_ok() && connect_now(&path).is_ok());
+        drop(listener);
+        assert_eq!(connect_now(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    }
 }

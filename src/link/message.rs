@@ -44,6 +44,8 @@ pub struct ReapedProcess {
 pub enum ToSidecar {
     /// The process that is about to execute the job; it sends this itself.
     Starting(Job),
+    /// That process could not execute the job; it sends this itself, too.
+    NotStarted,
     /// The job runs.
     Started(Job),
     /// A process of the job was reaped.
@@ -189,6 +191,7 @@ impl ToSidecar {
             Self::GiveUp => 7,
             Self::Ping(_) => 8,
             Self::Starting(_) => 9,
+            Self::NotStarted => 10,
         };
         let mut packet = Packet::new(tag);
         match self {
@@ -212,7 +215,7 @@ impl ToSidecar {
                 packet.put(&signal.to_le_bytes());
             }
             Self::Left(pids) => pids.iter().take(MAX_LEFT).for_each(|pid| packet.put(&pid.to_le_bytes())),
-            Self::GiveUp => {}
+            Self::GiveUp | Self::NotStarted => {}
             Self::Ping(number) => packet.put(&number.to_le_bytes()),
         }
         packet
@@ -247,6 +250,7 @@ impl ToSidecar {
             7 => Self::GiveUp,
             8 => Self::Ping(fields.u32()?),
             9 => Self::Starting(fields.job()?),
+            10 => Self::NotStarted,
             _ => return None,
         };
         fields.at_end().then_some(message)
@@ -369,6 +373,7 @@ mod tests {
             prop::option::of(exit).prop_map(ToSidecar::Ended),
             prop::collection::vec(any::<i32>(), 0..=MAX_LEFT).prop_map(ToSidecar::Left),
             Just(ToSidecar::GiveUp),
+            Just(ToSidecar::NotStarted),
             any::<u32>().prop_map(ToSidecar::Ping),
         ]
     }

@@ -21,6 +21,9 @@ const EACH: Duration = Duration::from_secs(60);
 /// How much longer than `--wait` a call may take: a last look after the time is up must still be possible.
 const LAST_LOOK: Duration = Duration::from_secs(1);
 
+/// How long a sidecar that asks no driver may take until the job can start: it makes a few files.
+const READY: Duration = Duration::from_secs(30);
+
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoAnswer {
@@ -28,6 +31,8 @@ pub(super) enum NoAnswer {
     Silent(Duration),
     /// The time that the user gave is over, and a call of the driver has taken this long.
     TimedOut(Duration),
+    /// The child has not answered in this time, though it waits for no driver.
+    Stuck(Duration),
     /// The child has ended without an answer.
     Ended,
 }
@@ -40,11 +45,19 @@ pub(super) struct Asking<'a> {
     /// When the call that is under way began.
     call: Option<Instant>,
     slow_said: bool,
+    /// When the answer is due, whatever the child does.
+    due: Option<Instant>,
 }
 
 impl<'a> Asking<'a> {
+    /// For a child that has nothing to ask the driver.
+    pub(super) fn without_driver(notices: &'a Notices) -> Self {
+        let asking = Self::new(Patience::Forever, notices);
+        Self { due: Some(asking.begun + READY), ..asking }
+    }
+
     pub(super) fn new(patience: Patience, notices: &'a Notices) -> Self {
-        Self { patience, notices, begun: Instant::now(), call: None, slow_said: false }
+        Self { patience, notices, begun: Instant::now(), call: None, slow_said: false, due: None }
     }
 
     pub(super) fn wait(&mut self, child: &mut Sidecar) -> Result<(ToMinder, Vec<OwnedFd>), NoAnswer> {
@@ -67,6 +80,10 @@ impl<'a> Asking<'a> {
 
     /// How long to wait for the call that is under way; `None` without one.
     fn judge(&mut self, now: Instant) -> Result<Option<Duration>, NoAnswer> {
+        if let Some(due) = self.due {
+            let left = due.saturating_duration_since(now);
+            return if left.is_zero() { Err(NoAnswer::Stuck(now - self.begun)) } else { Ok(Some(left)) };
+        }
         let Some(call) = self.call else { return Ok(None) };
         let taken = now.saturating_duration_since(call);
         let limit = match self.patience {
@@ -94,21 +111,22 @@ impl<'a> Asking<'a> {
 
 /// What is said of a driver that has not answered for `taken`.
 pub(super) fn silence(taken: Duration) -> String {
-    format!("the NVIDIA driver has not answered for {} s; does nvidia-smi?", taken.as_secs())
+    format!("the NVIDIA driver has not answered for {} s; try nvidia-smi", taken.as_secs())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::notice::Verbosity;
 
     fn asking(patience: Patience, notices: &Notices) -> Asking<'_> {
         let begun = Instant::now();
-        Asking { patience, notices, begun, call: Some(begun), slow_said: false }
+        Asking { patience, notices, begun, call: Some(begun), slow_said: false, due: None }
     }
 
     #[test]
     fn a_call_is_given_up_after_its_time() {
-        let notices = Notices::new(true);
+        let notices = Notices::new(Verbosity::Quiet);
         let after = |patience, seconds: u64| {
             let mut asking = asking(patience, &notices);
             asking.judge(asking.begun + Duration::from_secs(seconds))
@@ -125,8 +143,18 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_wants_no_gpus_does_not_wait_for_a_stuck_sidecar() {
+        let notices = Notices::new(Verbosity::Quiet);
+        let mut asking = Asking::without_driver(&notices);
+        let after = |seconds| asking.begun + Duration::from_secs(seconds);
+        let (early, late) = (after(29), after(30));
+        assert_eq!(asking.judge(early), Ok(Some(Duration::from_secs(1))));
+        assert_eq!(asking.judge(late), Err(NoAnswer::Stuck(Duration::from_secs(30))));
+    }
+
+    #[test]
     fn without_a_call_there_is_no_limit() {
-        let notices = Notices::new(true);
+        let notices = Notices::new(Verbosity::Quiet);
         let mut asking = Asking::new(Patience::None, &notices);
         assert_eq!(asking.judge(asking.begun + Duration::from_secs(1000)), Ok(None));
     }

@@ -69,7 +69,7 @@ pub(super) fn kill_tree(plan: &Plan, job: &mut Job) {
         reap_until_none_is_left(job, KILL_PATIENCE);
     }
     plan.notices.say(&format!(
-        "ended {} processes that the job left behind, {killed} of them by SIGKILL",
+        "ended {} processes that the job left running, {killed} of them with SIGKILL",
         asked.len()
     ));
 }
@@ -126,7 +126,7 @@ pub(super) fn finish(plan: &Plan, job: &mut Job, ready: &Ready) {
         }
         if now >= state.until || now >= state.last_sign + SILENCE {
             plan.notices.error(&format!(
-                "the measuring process does not answer and is not waited for{}",
+                "the measuring process does not answer: gpurun ends without it{}",
                 recovery(&ready.journals)
             ));
             return;
@@ -161,7 +161,7 @@ fn on_event(plan: &Plan, job: &mut Job, ready: &Ready, state: &mut Finishing, ne
 pub(super) fn say_lost(plan: &Plan, job: &mut Job, ready: &Ready) {
     let how = describe_exit(job.sidecar.wait(GONE));
     plan.notices.error(&format!(
-        "the measuring process {how}: the log ends here, the job does not{}",
+        "the measuring process {how}: the log ends here, the job continues{}",
         recovery(&ready.journals)
     ));
     if let Some(socket) = &ready.socket {
@@ -175,7 +175,7 @@ fn recovery(journals: &[PathBuf]) -> String {
         return String::new();
     }
     let paths: Vec<String> = journals.iter().map(|path| path.display().to_string()).collect();
-    format!("; to finish the log: gpurun recover {}", paths.join(" "))
+    format!("; finish the log with 'gpurun recover {}'", paths.join(" "))
 }
 
 /// Removes the job's socket and its private directory; somebody may have tidied up before.

@@ -49,7 +49,7 @@ pub(super) enum JobEvent {
     Suspended,
     /// The main process runs again.
     Resumed,
-    /// The sidecar has finished its files.
+    /// The sidecar has finished its files, or has said why there are none.
     FilesDone,
     /// The sidecar has ended without a word.
     SidecarLost,
@@ -62,6 +62,8 @@ pub(super) enum JobEvent {
 pub(super) struct Job {
     signals: SignalSource,
     pub(super) sidecar: Sidecar,
+    /// The sidecar has said its last word.
+    files_done: bool,
     witness: Witness<libc::signalfd_siginfo>,
     own_pid: i32,
     pid: i32,
@@ -89,6 +91,7 @@ impl Job {
         Job {
             signals,
             sidecar,
+            files_done: false,
             witness: Witness::new(monotonic()),
             own_pid: rustix::process::getpid().as_raw_nonzero().get(),
             pid,
@@ -229,11 +232,14 @@ impl Job {
                 Ok(None) => return None,
                 Ok(Some((ToMinder::Witnessed(seen), _))) => self.witness.saw(seen),
                 Ok(Some((ToMinder::Pong(number), _))) => self.witness.answered(number),
-                Ok(Some((ToMinder::Done, _))) => return Some(JobEvent::FilesDone),
+                Ok(Some((ToMinder::Done, _))) => {
+                    self.files_done = true;
+                    return Some(JobEvent::FilesDone);
+                }
                 Ok(Some(_)) => {}
                 Err(Closed) => {
                     self.look_at_children = true;
-                    return Some(JobEvent::SidecarLost);
+                    return (!self.files_done).then_some(JobEvent::SidecarLost);
                 }
             }
         }

@@ -42,14 +42,14 @@ pub fn ask(question: &Question<'_>, answer: impl FnOnce(SidecarEnd) -> u8) -> (V
                 return (output, code);
             }
             Ok(_) => {}
-            Err(NoAnswer::Silent(taken) | NoAnswer::TimedOut(taken)) => {
+            Err(NoAnswer::Silent(taken) | NoAnswer::TimedOut(taken) | NoAnswer::Stuck(taken)) => {
                 question.notices.error(&silence(taken));
                 child.kill();
                 return (Vec::new(), question.failed);
             }
             Err(NoAnswer::Ended) => {
                 let how = describe_exit(child.wait(END));
-                question.notices.error(&format!("the process that asks the NVIDIA driver {how}"));
+                question.notices.error(&format!("the process that reads the NVIDIA driver {how}"));
                 return (Vec::new(), question.failed);
             }
         }

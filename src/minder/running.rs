@@ -92,7 +92,10 @@ pub fn run(plan: &Plan, sidecar: impl FnOnce(SidecarEnd) -> u8) -> u8 {
 /// it. The kernel ends the sidecar with it. Without a choice the job runs whatever became of the sidecar.
 fn wait_until_ready(plan: &Plan, sidecar: &mut Sidecar) -> Result<(Ready, Vec<OwnedFd>), u8> {
     inherited().blocked.set_as_mask();
-    let mut asking = Asking::new(plan.choice.unwrap_or(Patience::Forever), &plan.notices);
+    let mut asking = match plan.choice {
+        Some(patience) => Asking::new(patience, &plan.notices),
+        None => Asking::without_driver(&plan.notices),
+    };
     let answer = loop {
         match asking.wait(sidecar) {
             Ok((ToMinder::Ready(ready), lease)) => break Ok((ready, lease)),
@@ -116,6 +119,9 @@ fn without_answer(
     let (why, status) = match no_answer {
         NoAnswer::Silent(taken) => (silence(taken), OWN_FAILURE),
         NoAnswer::TimedOut(taken) => (silence(taken), WAITED_TOO_LONG),
+        NoAnswer::Stuck(taken) => {
+            (format!("the measuring process has not answered for {} s", taken.as_secs()), OWN_FAILURE)
+        }
         NoAnswer::Ended => {
             let how = sidecar.failure().unwrap_or_else(|| describe_exit(sidecar.wait(CLEANUP)));
             (format!("the measuring process {how} before the job started"), OWN_FAILURE)
@@ -123,7 +129,7 @@ fn without_answer(
     };
     sidecar.kill();
     if plan.choice.is_some() {
-        plan.notices.error(&format!("GPUs cannot be chosen: {why}"));
+        plan.notices.error(&format!("cannot choose GPUs: {why}"));
         return Err(status);
     }
     plan.notices.error(&format!("nothing is logged: {why}"));
@@ -198,6 +204,6 @@ pub(super) fn describe_exit(exit: Option<JobExit>) -> String {
     match exit {
         Some(JobExit::Signal { signal, .. }) => format!("was killed by {}", signal::name(signal)),
         Some(JobExit::Code(code)) => format!("exited with status {code}"),
-        None => "does not end".to_owned(),
+        None => "does not exit".to_owned(),
     }
 }

@@ -38,11 +38,16 @@ pub(super) struct Announcement {
 }
 
 impl Announcement {
-    /// Sends it from the new process: two system calls.
-    fn send(self) {
-        // SAFETY: the new process has a copy of the minder's descriptor until it executes the job; its own id is read.
-        let (link, pid) = unsafe { (BorrowedFd::borrow_raw(self.link), libc::getpid()) };
-        send_raw(link, &ToSidecar::Starting(Job { pid, mono: self.at.mono, wall: self.at.wall }));
+    /// Says in the new process that it is about to execute the job.
+    fn starting(self) {
+        // SAFETY: reads the caller's own id.
+        let pid = unsafe { libc::getpid() };
+        self.send(&ToSidecar::Starting(Job { pid, mono: self.at.mono, wall: self.at.wall }));
+    }
+
+    fn send(self, message: &ToSidecar) {
+        // SAFETY: the new process has a copy of the minder's descriptor until it executes the job.
+        send_raw(unsafe { BorrowedFd::borrow_raw(self.link) }, message);
     }
 }
 
@@ -76,7 +81,7 @@ pub(super) enum LaunchError {
         source: io::Error,
     },
     /// The command line or a variable cannot be passed on (125).
-    #[error("cannot start the job: {0} holds a zero byte")]
+    #[error("cannot start the job: {0} contains a zero byte")]
     Unpassable(&'static str),
 }
 
@@ -269,10 +274,13 @@ fn in_child(prepared: &mut Prepared, entry: &Inherited, report: RawFd) -> ! {
         unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
     }
     if let Some(announcement) = prepared.announcement {
-        announcement.send();
+        announcement.starting();
     }
     entry.blocked.set_as_mask();
     let (errno, candidate) = exec(prepared);
+    if let Some(announcement) = prepared.announcement {
+        announcement.send(&ToSidecar::NotStarted);
+    }
     let mut message = [0; 8];
     let (first, second) = message.split_at_mut(4);
     first.copy_from_slice(&errno.to_ne_bytes());
@@ -359,7 +367,7 @@ fn explain(errno: i32, candidate: u32, command: &JobCommand, candidates: &[CStri
     let reason = match errno {
         libc::EACCES if Path::new(&tried).is_dir() => "it is a directory".to_owned(),
         libc::EACCES => "permission denied (is it executable? try chmod +x)".to_owned(),
-        libc::ENOEXEC => "the kernel does not know this format".to_owned(),
+        libc::ENOEXEC => "its format is not executable here".to_owned(),
         other => io::Error::from_raw_os_error(other).to_string(),
     };
     LaunchError::CannotExecute { path: tried.to_string_lossy().into_owned(), reason }
@@ -397,7 +405,7 @@ fn interpreter_reason(file: &Path) -> String {
             let interpreter = line.split_ascii_whitespace().next().unwrap_or_default();
             format!("its interpreter `{}` does not exist", interpreter.escape_debug())
         }
-        None => "the program loader it asks for does not exist".to_owned(),
+        None => "its program loader does not exist".to_owned(),
     }
 }
 

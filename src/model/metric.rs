@@ -284,7 +284,7 @@ catalogue! {
         Gpu, "memory_used", "MiB", Gauge, Cheap, "memory", Device,
         source: "nvmlDeviceGetMemoryInfo_v2, v1",
         absent: "no permission",
-        about: "memory taken by whoever",
+        about: "memory used by all processes",
     }
     GpuMemoryFree {
         Gpu, "memory_free", "MiB", Gauge, Cheap, "memory", Device,

@@ -199,7 +199,7 @@ pub enum Patience {
     None,
     /// At most this long.
     For(Duration),
-    /// For ever.
+    /// Forever.
     Forever,
 }
 

@@ -126,16 +126,16 @@ impl std::fmt::Display for Notice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Notice::OtherPidNamespace => f.write_str(
-                "NVML's process ids are of another PID namespace: GPU memory of the job is unknown; run gpurun with the host's PID namespace (docker run --pid=host) to have it",
+                "the driver uses process ids of another PID namespace: GPU memory of the job is unknown; to read it, share the host's PID namespace (docker run --pid=host)",
             ),
             Notice::NoChildrenFiles => f.write_str(
                 "this kernel has no /proc/PID/task/TID/children: following the job costs more on a host with many processes",
             ),
             Notice::TooManyProcesses { limit } => {
-                write!(f, "more than {limit} processes: the others have no rows of their own, only the job's totals hold them")
+                write!(f, "more than {limit} processes: further ones count in the totals of the job and have no rows of their own")
             }
             Notice::NoIoPermission => {
-                f.write_str("no permission for /proc/PID/io of some of the job's processes: its I/O is incomplete or unknown")
+                f.write_str("no permission to read /proc/PID/io of some of the job's processes: its I/O is incomplete or unknown")
             }
         }
     }

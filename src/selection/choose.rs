@@ -426,8 +426,8 @@ fn compute_mode(device: &DeviceSnapshot) -> (Option<Quantity>, Outcome) {
         Ok(ComputeMode::Prohibited) => (text("Prohibited"), Outcome::Fail),
         Ok(ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread) => match &device.processes {
             Ok(processes) => match processes.iter().find(|process| process.compute) {
-                None => (text("Exclusive, nobody on it"), Outcome::Pass),
-                Some(process) => (text(&format!("Exclusive, pid {} is on it", process.pid)), Outcome::Fail),
+                None => (text("Exclusive, not in use"), Outcome::Pass),
+                Some(process) => (text(&format!("Exclusive, in use by pid {}", process.pid)), Outcome::Fail),
             },
             Err(reason) => (text("Exclusive"), Outcome::Unreadable(reason.clone())),
         },

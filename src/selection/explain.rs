@@ -1,4 +1,4 @@
-//! The verdicts in words: the table of `--explain`, the short form for a failure, the JSON form.
+//! The verdicts in words: a line for each device, the table of `--explain --verbose`, the JSON form.
 //! Only formats what [`super::choose`] decided.
 
 use std::fmt::Write as _;
@@ -7,9 +7,8 @@ use serde_json::{Value, json};
 
 use super::choose::{Choice, Constraint, Judged, Outcome, Quantity, Verdict};
 use crate::model::device::DeviceSnapshot;
-use crate::model::reading::Reason;
 use crate::model::selection::NameFormat;
-use crate::sys::format;
+use crate::sys::{format, users};
 
 /// `GPU 3`, or `GPU 0 slice 1`.
 pub fn device_label(device: &DeviceSnapshot) -> String {
@@ -56,53 +55,114 @@ fn relation(constraint: Constraint) -> &'static str {
         | Constraint::IdleUtilization
         | Constraint::IdleProcesses
         | Constraint::Processes => "at most",
-        Constraint::Name => "like",
+        Constraint::Name => "matches",
         _ => "",
+    }
+}
+
+/// What a constraint judges.
+fn subject(constraint: Constraint) -> &'static str {
+    match constraint {
+        Constraint::Reachable => "the GPU",
+        Constraint::NotExcluded | Constraint::Name => "the name",
+        Constraint::ComputeMode => "the compute mode",
+        Constraint::Lease => "the lease",
+        Constraint::FreeMemory => "free memory",
+        Constraint::TotalMemory => "total memory",
+        Constraint::GpuUtilization | Constraint::IdleUtilization => "utilisation",
+        Constraint::MemoryUtilization => "memory utilisation",
+        Constraint::IdleProcesses | Constraint::Processes => "the list of processes",
     }
 }
 
 /// One refusal or loosening in a few words.
 pub fn verdict_text(verdict: &Verdict) -> String {
-    let value = verdict.value.as_ref().map(quantity_text);
+    let value = verdict.value.as_ref().map(quantity_text).unwrap_or_default();
     let limit = verdict.limit.as_ref().map(limit_text).unwrap_or_default();
     match (&verdict.outcome, verdict.constraint) {
-        (Outcome::Unreadable(Reason::GpuLost), Constraint::Reachable) => "the GPU is lost".to_owned(),
-        (Outcome::Unreadable(reason), Constraint::Reachable) => format!("cannot be used: {reason}"),
+        (Outcome::Unreadable(reason), Constraint::Reachable) => reason.to_string(),
         (Outcome::Unreadable(reason), constraint) => {
-            format!("{} cannot be read: {reason}", constraint.label())
+            format!("{} cannot be read: {reason}", subject(constraint))
         }
-        (_, Constraint::NotExcluded) => format!("excluded by {}", value.unwrap_or_default()),
-        (_, Constraint::Lease) => format!("held by {}", value.unwrap_or_default()),
-        (_, Constraint::ComputeMode) => format!("compute mode {}", value.unwrap_or_default()),
-        (_, Constraint::Name) => format!("{:?} is not like {limit:?}", value.unwrap_or_default()),
-        (_, constraint) => {
-            let value = value.unwrap_or_default();
-            format!("{} {value}, wanted {} {limit}", constraint.label(), relation(constraint))
+        (_, Constraint::Reachable) => "reachable".to_owned(),
+        (_, Constraint::NotExcluded) => format!("excluded by --exclude {value}"),
+        (_, Constraint::Lease) => format!("held by {value}"),
+        (_, Constraint::ComputeMode) => format!("compute mode {value}"),
+        (_, Constraint::Name) => format!("its name, {value}, does not match {limit:?}"),
+        (_, Constraint::FreeMemory) => format!("{value} free, needs {limit}"),
+        (_, Constraint::TotalMemory) => format!("{value} in total, needs {limit}"),
+        (_, Constraint::IdleProcesses | Constraint::Processes) => {
+            format!("compute processes {value}, at most {limit} allowed")
         }
+        (_, constraint) => format!("{} {value}, at most {limit} allowed", subject(constraint)),
     }
 }
 
-/// One line for each device that was refused: the short form.
-pub fn short(choice: &Choice, candidates: &[DeviceSnapshot]) -> String {
-    let mut text = String::new();
-    for judged in &choice.judged {
-        let Some(device) = candidates.get(judged.candidate) else { continue };
-        let reasons: Vec<String> =
-            judged.verdicts.iter().filter(|verdict| verdict.refuses()).map(verdict_text).collect();
-        let reasons = match reasons.is_empty() {
-            false => reasons.join("; "),
-            true if choice.dropped_for_mig.contains(&judged.candidate) => {
-                "satisfies, but a job sees either whole GPUs or one MIG slice".to_owned()
-            }
-            true => "satisfies".to_owned(),
-        };
-        let _ = writeln!(text, "  {}: {reasons}", device_label(device));
+/// Why a device was refused: the first constraint that it fails, who uses the device, and how many more it fails.
+pub fn refusal(judged: &Judged, device: &DeviceSnapshot) -> Option<String> {
+    let mut refusals = judged.verdicts.iter().filter(|verdict| verdict.refuses());
+    let first = refusals.next()?;
+    let mut text = verdict_text(first);
+    if matches!(first.outcome, Outcome::Fail) && is_about_use(first.constraint) {
+        text.push_str(&used_by(device));
+    }
+    match refusals.count() {
+        0 => {}
+        more => {
+            let _ = write!(text, " (and {more} more)");
+        }
+    }
+    Some(text)
+}
+
+/// Whether a constraint fails because of the processes on the device.
+fn is_about_use(constraint: Constraint) -> bool {
+    matches!(
+        constraint,
+        Constraint::FreeMemory
+            | Constraint::GpuUtilization
+            | Constraint::MemoryUtilization
+            | Constraint::IdleProcesses
+            | Constraint::IdleUtilization
+            | Constraint::Processes
+    )
+}
+
+/// The largest process on a device: `; used by alice (pid 4242, 70.1 GiB) and 2 more`.
+fn used_by(device: &DeviceSnapshot) -> String {
+    let Ok(processes) = &device.processes else { return String::new() };
+    let Some(largest) = processes.iter().max_by_key(|process| process.memory.as_ref().ok()) else {
+        return String::new();
+    };
+    let user = largest.uid.map(|uid| users::name_of(uid).unwrap_or_else(|| uid.to_string()));
+    let memory =
+        largest.memory.as_ref().map(|bytes| format!(", {}", format::bytes(*bytes))).unwrap_or_default();
+    let mut text = match user {
+        Some(user) => format!("; used by {user} (pid {}{memory})", largest.pid),
+        None => format!("; used by pid {}{memory}", largest.pid),
+    };
+    if processes.len() > 1 {
+        let _ = write!(text, " and {} more", processes.len() - 1);
     }
     text
 }
 
+/// One line for each device: what became of it, and why.
+pub fn lines(choice: &Choice, candidates: &[DeviceSnapshot]) -> Vec<String> {
+    let judged = choice.judged.iter().filter_map(|judged| Some((judged, candidates.get(judged.candidate)?)));
+    judged
+        .map(|(judged, device)| {
+            let result = match refusal(judged, device) {
+                Some(why) => format!("refused: {why}"),
+                None => result(choice, judged),
+            };
+            format!("{} {result}", device_label(device))
+        })
+        .collect()
+}
+
 /// The whole table: device, constraint, value, limit, verdict.
-pub fn table(choice: &Choice, candidates: &[DeviceSnapshot]) -> String {
+pub fn table(choice: &Choice, candidates: &[DeviceSnapshot]) -> Vec<String> {
     let mut rows: Vec<[String; 5]> =
         vec![["DEVICE", "CONSTRAINT", "VALUE", "LIMIT", "VERDICT"].map(str::to_owned)];
     for judged in &choice.judged {
@@ -123,7 +183,8 @@ pub fn table(choice: &Choice, candidates: &[DeviceSnapshot]) -> String {
                 },
             ]);
         }
-        rows.push([device_label(device), "=".to_owned(), String::new(), String::new(), fate(choice, judged)]);
+        let result = result(choice, judged);
+        rows.push([device_label(device), "result".to_owned(), String::new(), String::new(), result]);
     }
     let mut widths = [0_usize; 5];
     for row in &rows {
@@ -131,28 +192,26 @@ pub fn table(choice: &Choice, candidates: &[DeviceSnapshot]) -> String {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let mut text = String::new();
-    for row in &rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
-            let _ = write!(line, "{cell:<width$}  ");
-        }
-        let _ = writeln!(text, "{}", line.trim_end());
-    }
-    text
+    let line = |row: &[String; 5]| {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
 }
 
 /// What became of one device.
-fn fate(choice: &Choice, judged: &Judged) -> String {
+fn result(choice: &Choice, judged: &Judged) -> String {
     match choice.chosen.iter().position(|&chosen| chosen == judged.candidate) {
-        Some(place) if choice.enough => format!("chosen ({})", place + 1),
-        Some(_) => "satisfies".to_owned(),
+        Some(place) if choice.enough => format!("chosen as cuda:{place}"),
+        Some(_) => "satisfies the constraints".to_owned(),
         None if !judged.passes() => "refused".to_owned(),
         None if choice.dropped_for_mig.contains(&judged.candidate) => {
-            "left: either whole GPUs or one MIG slice".to_owned()
+            "not used: a job gets either whole GPUs or one MIG slice".to_owned()
         }
-        None if judged.loosened() > 0 => "left: satisfies only with the tolerance".to_owned(),
-        None => "left: better ones were enough".to_owned(),
+        None if judged.loosened() > 0 => {
+            "not used: satisfies the constraints only with the tolerance".to_owned()
+        }
+        None => "not used: other GPUs rank higher".to_owned(),
     }
 }
 
@@ -184,7 +243,7 @@ pub fn json(choice: &Choice, candidates: &[DeviceSnapshot], format: NameFormat) 
                 "satisfies": judged.passes(),
                 "loosened": judged.loosened(),
                 "chosen": choice.enough && choice.chosen.contains(&judged.candidate),
-                "result": fate(choice, judged),
+                "result": result(choice, judged),
                 "verdicts": judged.verdicts.iter().map(verdict_json).collect::<Vec<_>>(),
             })
         })

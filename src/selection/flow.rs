@@ -17,6 +17,9 @@ use crate::selection::lease::{
     DIRECTORY_VARIABLE, LEASES_VARIABLE, Lease, LeaseDirectory, Outer, default_directory, fresh_token,
 };
 use crate::selection::visible;
+use crate::sys::notice::Verbosity;
+use crate::sys::stderr::NonBlockingStderr;
+use crate::sys::terminal::{self, Kind};
 use crate::sys::users;
 
 mod chooser;
@@ -123,35 +126,69 @@ impl Surroundings {
     }
 }
 
-/// Standard error, and whether somebody watches it.
+/// Standard error, and what the user wants to see there.
 pub struct Screen<'a> {
     /// Where lines go.
     pub out: &'a mut dyn Write,
     /// Columns of the terminal, where it is one: a live line can be drawn.
     pub columns: Option<usize>,
-    /// Only errors are written.
-    pub quiet: bool,
+    /// The terminal shows colour.
+    pub colored: bool,
+    /// How much is said.
+    pub verbosity: Verbosity,
 }
 
-impl Screen<'_> {
+impl<'a> Screen<'a> {
+    /// The standard error of this process.
+    pub fn new(stderr: &'a mut NonBlockingStderr, verbosity: Verbosity) -> Self {
+        let columns = stderr.columns();
+        Self { out: stderr, columns, colored: terminal::wants_color(columns.is_some()), verbosity }
+    }
+
+    /// Writes why nothing was chosen.
+    pub fn error(&mut self, error: &ChooseError) {
+        let text = self.lines(error).join("\n");
+        let _ = writeln!(self.out, "{}{text}", terminal::prefix(Kind::Error, self.colored));
+    }
+
+    /// Why nothing was chosen: the error, whole, and a line for each device that fits the terminal.
+    pub fn lines(&self, error: &ChooseError) -> Vec<String> {
+        let text = error.to_string();
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        for line in lines.iter_mut().skip(1) {
+            *line = terminal::cut(line, self.width());
+        }
+        lines
+    }
+
+    /// Writes the verdicts that `--explain` asks for.
+    pub fn explain(&mut self, choice: &Choice, candidates: &[DeviceSnapshot]) {
+        for line in verdicts(choice, candidates, self.verbosity) {
+            let _ = writeln!(self.out, "{}", terminal::cut(&line, self.width()));
+        }
+    }
+
     /// Writes one note; a closed terminal is nobody's error.
     fn note(&mut self, text: &str) {
-        if !self.quiet {
+        if self.verbosity >= Verbosity::Normal {
             self.clear();
-            let _ = writeln!(self.out, "gpurun: {text}");
+            let _ = writeln!(self.out, "{}{text}", terminal::prefix(Kind::Warning, self.colored));
         }
     }
 
     /// Draws the live line, or writes a plain one.
     fn status(&mut self, text: &str) {
-        if self.quiet {
+        if self.verbosity < Verbosity::Normal {
             return;
         }
-        let line = format!("gpurun: {text}");
+        let prefix = terminal::prefix(Kind::Note, self.colored);
         let _ = match self.columns {
             // A live line that wraps cannot be taken away again; the last column stays free for the cursor.
-            Some(columns) => write!(self.out, "\r\x1b[2K{}", cut(&line, columns.saturating_sub(1))),
-            None => writeln!(self.out, "{line}"),
+            Some(columns) => {
+                let room = columns.saturating_sub("gpurun: ".len() + 1);
+                write!(self.out, "\r\x1b[2K{prefix}{}", terminal::cut(text, Some(room)))
+            }
+            None => writeln!(self.out, "{prefix}{text}"),
         };
         let _ = self.out.flush();
     }
@@ -163,14 +200,19 @@ impl Screen<'_> {
             let _ = self.out.flush();
         }
     }
+
+    /// The columns that explanations must fit: with `--verbose` lines stay whole.
+    fn width(&self) -> Option<usize> {
+        self.columns.filter(|_| self.verbosity < Verbosity::Verbose)
+    }
 }
 
-/// At most so many characters; a line that is cut says so.
-fn cut(line: &str, columns: usize) -> String {
-    if line.chars().count() <= columns {
-        return line.to_owned();
+/// Why each device was chosen or refused: a line for each, or with `--verbose` every constraint.
+fn verdicts(choice: &Choice, candidates: &[DeviceSnapshot], verbosity: Verbosity) -> Vec<String> {
+    match verbosity {
+        Verbosity::Verbose => explain::table(choice, candidates),
+        Verbosity::Quiet | Verbosity::Normal => explain::lines(choice, candidates),
     }
-    line.chars().take(columns.saturating_sub(3)).chain("...".chars()).collect()
 }
 
 /// Devices chosen for a job.
@@ -251,7 +293,7 @@ pub fn choose_for_job(
         let json = explain::json(&settled.choice, &settled.candidates, settings.format);
         let _ = writeln!(screen.out, "{json}");
     } else if settings.explain {
-        let _ = write!(screen.out, "{}", explain::table(&settled.choice, &settled.candidates));
+        screen.explain(&settled.choice, &settled.candidates);
     }
     let chosen = settled.chosen();
     let names = explain::names(&chosen, settings.format).join(",");
@@ -301,14 +343,14 @@ fn identities<'a>(devices: impl Iterator<Item = &'a DeviceSnapshot>) -> Vec<Devi
 /// Words for devices that [`identities`] leaves out.
 fn unnamed_notes<'a>(devices: impl Iterator<Item = &'a DeviceSnapshot>) -> Vec<String> {
     let unnamed = devices.filter_map(|device| Some((device, device.uuid.as_ref().err()?)));
-    unnamed.map(|(device, why)| format!("gpu:{} is not watched: {why}", device.index)).collect()
+    unnamed.map(|(device, why)| format!("GPU {} is not logged: {why}", device.index)).collect()
 }
 
 /// Words for entries of `CUDA_VISIBLE_DEVICES` that name no device.
 fn dropped_notes(dropped: &[visible::Dropped]) -> Vec<String> {
     dropped
         .iter()
-        .map(|dropped| format!("{VISIBLE_VARIABLE}: {:?} is left out: {}", dropped.entry, dropped.why))
+        .map(|dropped| format!("{VISIBLE_VARIABLE}: {:?} is ignored: {}", dropped.entry, dropped.why))
         .collect()
 }
 
@@ -355,6 +397,8 @@ pub fn settle(
         notes: Vec::new(),
         noted: false,
         observer: settings.observe.map(Observer::new),
+        verbosity: screen.verbosity,
+        hidden: None,
     };
     let settled = chooser.run(screen)?;
     let loosened: Vec<String> = settled
@@ -365,9 +409,9 @@ pub fn settle(
         .collect();
     if !loosened.is_empty() {
         screen.note(&format!(
-            "{} satisfies the constraints only with the tolerance of {} %",
-            loosened.join(", "),
-            settings.constraints.tolerance
+            "chosen only with the tolerance of {} %: {}",
+            settings.constraints.tolerance,
+            loosened.join(", ")
         ));
     }
     Ok(settled)
@@ -407,11 +451,13 @@ mod tests {
 
     #[test]
     fn a_live_line_fits_the_terminal() {
-        let mut out = Vec::new();
-        Screen { out: &mut out, columns: Some(20), quiet: false }.status("waiting for a GPU that is taken");
-        assert_eq!(String::from_utf8(out).unwrap(), "\r\u{1b}[2Kgpurun: waiting ...");
-        let mut out = Vec::new();
-        Screen { out: &mut out, columns: None, quiet: false }.status("waiting for a GPU that is taken");
-        assert_eq!(String::from_utf8(out).unwrap(), "gpurun: waiting for a GPU that is taken\n");
+        let drawn = |columns| {
+            let mut out = Vec::new();
+            let mut screen = Screen { out: &mut out, columns, colored: false, verbosity: Verbosity::Normal };
+            screen.status("waiting for a GPU that is taken");
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(drawn(Some(20)), "\r\u{1b}[2Kgpurun: waiting ...");
+        assert_eq!(drawn(None), "gpurun: waiting for a GPU that is taken\n");
     }
 }

@@ -47,14 +47,11 @@ impl fmt::Display for Holder {
         if !self.user.is_empty() {
             write!(f, " of {}", self.user)?;
         }
+        if let Some(since) = self.since_text(jiff::Timestamp::now()) {
+            write!(f, " since {since}")?;
+        }
         if !self.command.is_empty() {
             write!(f, " ({})", self.command)?;
-        }
-        if self.since != 0
-            && let Ok(since) = jiff::Timestamp::from_second(self.since)
-        {
-            let since = since.to_zoned_datetime(jiff::tz::TimeZone::system());
-            write!(f, " since {}", since.strftime("%Y-%m-%d %H:%M:%S"))?;
         }
         if let Some(share) = self.share {
             write!(f, ", shared by up to {share}")?;
@@ -64,6 +61,15 @@ impl fmt::Display for Holder {
 }
 
 impl Holder {
+    /// Since when, in local time with its zone; the date only where it is not that of `now`.
+    pub fn since_text(&self, now: jiff::Timestamp) -> Option<String> {
+        let local = |time: jiff::Timestamp| time.to_zoned_datetime(jiff::tz::TimeZone::system());
+        let known = Some(self.since).filter(|since| *since != 0)?;
+        let since = local(jiff::Timestamp::from_second(known).ok()?);
+        let form = if since.date() == local(now).date() { "%H:%M %Z" } else { "%Y-%m-%d %H:%M %Z" };
+        Some(since.strftime(form).to_string())
+    }
+
     /// What others wrote is shown on terminals: no control characters, no screenfuls.
     pub(super) fn cleaned(mut self) -> Self {
         for text in [&mut self.user, &mut self.command, &mut self.token] {

@@ -73,7 +73,7 @@ pub fn parse(text: &str, devices: &[DeviceSnapshot], ordinals: &Ordinals) -> Vis
         match read(entry) {
             Err(why) => stop = Some((position, why)),
             Ok(form) if read_entries.first().is_some_and(|(_, first)| first.kind() != form.kind()) => {
-                stop = Some((position, "indices, GPU- and MIG- names cannot be mixed".to_owned()));
+                stop = Some((position, "indices, GPU- and MIG- UUIDs cannot be mixed".to_owned()));
             }
             Ok(form) => {
                 if read_entries.iter().any(|(_, earlier)| *earlier == form) {
@@ -100,10 +100,9 @@ pub fn parse(text: &str, devices: &[DeviceSnapshot], ordinals: &Ordinals) -> Vis
         for (index, entry) in entries.iter().enumerate().skip(position) {
             let why = match index {
                 _ if index == position => why.clone(),
-                _ => format!(
-                    "it stands behind {:?}, which ends the list",
-                    entries.get(position).unwrap_or(&"")
-                ),
+                _ => {
+                    format!("it comes after {:?}, which ends the list", entries.get(position).unwrap_or(&""))
+                }
             };
             visible.dropped.push(Dropped { entry: (*entry).to_owned(), why });
         }
@@ -114,7 +113,7 @@ pub fn parse(text: &str, devices: &[DeviceSnapshot], ordinals: &Ordinals) -> Vis
 
 /// Nothing is visible when an entry is repeated.
 fn voided(entries: &[&str], repeated: &str) -> Visible {
-    let why = format!("{repeated:?} names a device a second time, which voids the whole list");
+    let why = format!("{repeated:?} names a device a second time, which makes the whole list invalid");
     let dropped = entries.iter().map(|entry| Dropped { entry: (*entry).to_owned(), why: why.clone() });
     Visible { devices: Vec::new(), dropped: dropped.collect() }
 }
@@ -128,7 +127,7 @@ fn one_slice(visible: &mut Visible, devices: &[DeviceSnapshot]) {
             let name = devices.get(other).and_then(|device| device.uuid.as_ref().ok());
             visible.dropped.push(Dropped {
                 entry: name.map_or_else(|| "a device".to_owned(), ToString::to_string),
-                why: "CUDA shows a process one MIG slice at most, and no other device beside it".to_owned(),
+                why: "CUDA shows a process at most one MIG slice, and no other device with it".to_owned(),
             });
         }
     }
@@ -151,7 +150,7 @@ fn read(entry: &str) -> Result<Entry<'_>, String> {
     if digits.is_empty() {
         return Err(match entry {
             "" => "an empty entry ends the list".to_owned(),
-            _ => "neither an index nor a GPU- or MIG- name".to_owned(),
+            _ => "neither an index nor a GPU- or MIG- UUID".to_owned(),
         });
     }
     let number = digits.parse::<u32>();
@@ -343,7 +342,7 @@ mod tests {
             visible.dropped.iter().map(|dropped| (dropped.entry.as_str(), dropped.why.as_str())).collect();
         assert_eq!(
             why,
-            [("9", "no GPU has the index 9"), ("1", "it stands behind \"9\", which ends the list")]
+            [("9", "no GPU has the index 9"), ("1", "it comes after \"9\", which ends the list")]
         );
         assert_eq!(parse("0,0", &host(), &Ordinals::PciBus).dropped.len(), 2);
         assert_eq!(parse("", &host(), &Ordinals::PciBus).dropped, []);

@@ -12,6 +12,7 @@ use crate::model::device::{DeviceIdentity, ProbeRequest};
 use crate::model::selection::{Patience, Settings};
 use crate::selection::flow::{self, ChooseError, Screen, Surroundings, VISIBLE_VARIABLE};
 use crate::selection::lease::Lease;
+use crate::sys::notice::Verbosity;
 use crate::sys::stderr::NonBlockingStderr;
 
 /// Why there is no job.
@@ -60,7 +61,7 @@ pub(super) struct Wish<'a> {
     pub settings: &'a Settings,
     pub command: &'a [OsString],
     pub library: Option<PathBuf>,
-    pub quiet: bool,
+    pub verbosity: Verbosity,
     /// The gpurun that the user started, which others see as the holder.
     pub minder: u32,
 }
@@ -74,32 +75,35 @@ pub(super) fn choose(
     surroundings: &Surroundings,
     link: &SidecarEnd,
 ) -> Result<Chosen, Refusal> {
-    let Wish { settings, quiet, .. } = wish;
+    let Wish { settings, verbosity, .. } = wish;
     let deadline = match settings.patience {
         Patience::For(patience) => Instant::now().checked_add(patience),
         Patience::None | Patience::Forever => None,
     };
     let is_over = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
     let nvml = announced(link, || Nvml::open(wish.library.as_deref()))
-        .map_err(|error| Refusal::new(Exit::OwnFailure, format!("GPUs cannot be chosen: {error}")))?;
+        .map_err(|error| Refusal::new(Exit::OwnFailure, format!("cannot choose GPUs: {error}")))?;
     // Left open where nothing is chosen: the process ends then, and the driver's own shutdown can hang.
     let nvml = ManuallyDrop::new(nvml);
     let command: Vec<String> = wish.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let mut stderr = NonBlockingStderr::new();
-    let mut screen = Screen { columns: stderr.columns(), out: &mut stderr, quiet: *quiet };
+    let mut screen = Screen::new(&mut stderr, *verbosity);
     // Name and memory are what the start line and the files say of a device.
     let mut probe = |request: &ProbeRequest| {
         let request = ProbeRequest { name: true, memory: true, ..*request };
         announced(link, || nvml.probe(&request)).map_err(|error| error.to_string())
     };
-    let chosen = flow::choose_for_job(settings, surroundings, wish.minder, &command, &mut probe, &mut screen)
-        .map_err(|error| {
+    let chosen = flow::choose_for_job(settings, surroundings, wish.minder, &command, &mut probe, &mut screen);
+    let chosen = match chosen {
+        Ok(chosen) => chosen,
+        Err(error) => {
             let exit = match error {
                 ChooseError::Driver(_) if is_over() => Exit::WaitedTooLong,
                 _ => exit_of(&error),
             };
-            Refusal { exit, lines: error.to_string().lines().map(str::to_owned).collect() }
-        })?;
+            return Err(Refusal { exit, lines: screen.lines(&error) });
+        }
+    };
     Ok(Chosen {
         known: Some((ManuallyDrop::into_inner(nvml), chosen.devices)),
         free: chosen.free,

@@ -21,7 +21,7 @@ use crate::sampling::TreeRoot;
 use crate::selection::flow::Surroundings;
 use crate::summary::json::Summary;
 use crate::sys::clock;
-use crate::sys::notice::Notices;
+use crate::sys::notice::{Notices, Verbosity};
 use crate::windowing::Fold;
 use crate::writers::WriterReport;
 
@@ -244,7 +244,7 @@ impl Builder {
         if let Some(pid) = pids.iter().find(|pid| **pid <= 0) {
             return Err(CollectorError::Setting(format!("pid {pid}: a process id is positive")));
         }
-        let notices = Notices::new(!verbose);
+        let notices = Notices::new(if verbose { Verbosity::Verbose } else { Verbosity::Quiet });
         let argv: Vec<_> = std::env::args_os().collect();
         let pid = std::process::id();
         let run = describe::run(&logging, &argv, pid, clock::pair());

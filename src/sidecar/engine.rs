@@ -155,7 +155,7 @@ pub enum Unfinished {
     #[error("the last window is lost: the sampler did not answer in time")]
     Hung,
     /// The user did not want to wait for the files.
-    #[error("the files were not waited for: 'gpurun recover' finishes a Parquet journal")]
+    #[error("gpurun did not wait for the files: 'gpurun recover' finishes a Parquet journal")]
     GivenUp,
 }
 
@@ -363,11 +363,11 @@ impl Running {
     /// Runs to the end. A panic of the loop costs the rest of the log and is said; what is written stays.
     fn run(mut self, closed: &SyncSender<()>) -> EngineEnd {
         if catch_unwind(AssertUnwindSafe(|| self.follow())).is_err() {
-            self.notices.say("internal error while sampling: the log ends here, the job goes on");
+            self.notices.warn("internal error while sampling: the log ends here, the job continues");
             self.wait_for_stop();
         }
         if catch_unwind(AssertUnwindSafe(|| self.close())).is_err() {
-            self.notices.say("internal error while closing the last window: it is lost");
+            self.notices.warn("internal error while closing the last window: its rows are lost");
         }
         let _ = closed.try_send(());
         self.end()
@@ -462,7 +462,7 @@ impl Running {
                 self.sampler = Some(sampler);
             }
             Err(error) => {
-                self.notices.say(&format!("host and job values cannot be read: {error}"));
+                self.notices.warn(&format!("cannot read values of the host and the job: {error}"));
                 self.hear_no_more();
             }
         }
@@ -470,7 +470,7 @@ impl Running {
         let (library, finding) = (self.library.clone(), Arc::clone(&self.finding));
         match GpuReader::launch(move || watched.find(library.as_deref(), &finding), gpu) {
             Ok(reader) => self.gpu = Some(reader),
-            Err(error) => self.notices.say(&format!("GPU values cannot be read: {error}")),
+            Err(error) => self.notices.warn(&format!("cannot read values of the GPUs: {error}")),
         }
     }
 
@@ -557,7 +557,7 @@ impl Running {
                     std::mem::take(&mut *self.finding.lock().unwrap_or_else(PoisonError::into_inner));
                 self.run.driver = finding.driver;
                 for line in finding.notes {
-                    self.notices.say(&line);
+                    self.notices.warn(&line);
                 }
                 self.run.devices = followed.iter().map(|f| Arc::clone(&f.identity)).collect();
                 if let Some(sampler) = &mut self.sampler {
@@ -569,13 +569,13 @@ impl Running {
             Some(Err(error)) => {
                 self.devices_known = true;
                 self.gpu = None;
-                self.notices.say(&format!("no GPU values: {error}"));
+                self.notices.warn(&format!("no GPU values: {error}"));
                 self.begin_files();
             }
             None if now.since(self.run.start_mono) > DRIVER_WAIT => {
                 self.begin_files();
                 if !std::mem::replace(&mut self.silence_said, true) {
-                    self.notices.say(
+                    self.notices.warn(
                         "the NVIDIA driver has not answered since the start: no GPU values until it does",
                     );
                 }
@@ -612,7 +612,7 @@ impl Running {
                         self.totals.unreadable(None, Some(metric), &reason);
                     }
                 }
-                self.notices.say(&notice.to_string());
+                self.notices.warn(&notice.to_string());
             }
         }
         if let Some(gpu) = &mut self.gpu {
@@ -622,12 +622,12 @@ impl Running {
         self.say_silence();
         if let Some(out) = &self.out {
             for line in out.notices().take() {
-                self.notices.say(&line);
+                self.notices.warn(&line);
             }
         }
         if !self.dropped_said && self.shared.dropped.load(Ordering::Relaxed) > 0 {
             self.dropped_said = true;
-            self.notices.say("messages to the sampler come faster than they can be taken: some are dropped");
+            self.notices.warn("the job sends more messages than can be recorded: some are dropped");
         }
     }
 
@@ -638,7 +638,7 @@ impl Running {
         if busy.is_some_and(|busy| busy > DRIVER_SILENCE) {
             if !std::mem::replace(&mut self.silence_said, true) {
                 let line = "the NVIDIA driver does not answer: GPU values are missing until it does";
-                self.notices.say(line);
+                self.notices.warn(line);
             }
         } else if busy.is_none() && std::mem::take(&mut self.silence_said) {
             self.notices.say("the NVIDIA driver answers again");
@@ -660,24 +660,24 @@ impl Running {
             }
             _ => return,
         };
-        self.notices.say(&line);
+        self.notices.warn(&line);
     }
 
-    /// One line for all metrics that devices lack for the same reason.
+    /// One line for all metrics that devices lack for the same reason. What a card never has is a detail: it stands in
+    /// the summary.
     fn say_gpu_news(&mut self, news: &[GpuNews]) {
-        let mut lines: Vec<(Option<usize>, String, Vec<&'static str>)> = Vec::new();
+        let mut lines: Vec<(Option<usize>, &Reason, Vec<&'static str>)> = Vec::new();
         for item in news {
-            let reason = item.reason.to_string();
             let name = item.metric.map(|metric| metric.get().name);
             let device = item.device.and_then(|place| self.run.devices.get(place));
-            self.totals.unreadable(device.map(|device| &device.uuid), item.metric, &reason);
-            match lines.iter_mut().find(|(device, why, _)| *device == item.device && *why == reason) {
+            self.totals.unreadable(device.map(|device| &device.uuid), item.metric, &item.reason.to_string());
+            match lines.iter_mut().find(|(device, why, _)| *device == item.device && **why == item.reason) {
                 Some((_, _, names)) => names.extend(name),
-                None => lines.push((item.device, reason, name.into_iter().collect())),
+                None => lines.push((item.device, &item.reason, name.into_iter().collect())),
             }
         }
         // Eight like GPUs lack the same: one line, not eight.
-        let mut alike: Vec<(Vec<String>, String, Vec<&'static str>)> = Vec::new();
+        let mut alike: Vec<(Vec<String>, &Reason, Vec<&'static str>)> = Vec::new();
         for (device, reason, names) in lines {
             let subject = device
                 .and_then(|place| self.run.devices.get(place))
@@ -689,11 +689,16 @@ impl Running {
         }
         for (subjects, reason, names) in alike {
             let subjects = subjects.join(", ");
-            self.notices.say_once(&if names.is_empty() {
-                format!("{subjects}: {reason}")
+            if names.is_empty() {
+                self.notices.warn_once(&format!("{subjects}: {reason}"));
+                continue;
+            }
+            let line = format!("{} of {subjects}: {reason}", names.join(", "));
+            if reason.is_permanent() {
+                self.notices.detail_once(&line);
             } else {
-                format!("{} of {subjects}: {reason}", names.join(", "))
-            });
+                self.notices.warn_once(&line);
+            }
         }
     }
 
@@ -730,7 +735,7 @@ impl Running {
         match message {
             ToEngine::Control(ControlEvent::Mark(mark)) => {
                 if let Err(error) = self.fold.mark(mark) {
-                    self.notices.say_once(&format!("mark ignored: {error}"));
+                    self.notices.warn_once(&format!("a tag, step or scalar of the job is ignored: {error}"));
                 }
             }
             ToEngine::Control(ControlEvent::Collect { stack, at, reply }) => {
@@ -743,7 +748,7 @@ impl Running {
                 let batch = self.fold.current(clock::pair());
                 reply.send(control::reply::snapshot(&self.run, &batch));
             }
-            ToEngine::Control(ControlEvent::Notice(line)) => self.notices.say(&line),
+            ToEngine::Control(ControlEvent::Notice(line)) => self.notices.warn(&line),
             ToEngine::Collect(stack, reply) => {
                 let now = clock::monotonic();
                 if !self.suspended && now.since(self.sample.at) > self.logging.interval / 2 {
@@ -836,7 +841,7 @@ impl Running {
             reports = out.finish(end.clone(), WRITERS_PATIENCE);
             // What the last window ran into is said as well.
             for line in notices.take() {
-                self.notices.say(&line);
+                self.notices.warn(&line);
             }
         }
         let run = self.run_shared.take().unwrap_or_else(|| Arc::new(self.run.clone()));

@@ -13,7 +13,7 @@ use super::engine::{Engine, EngineEnd, EngineSettings, Inbox, ToEngine, Unfinish
 use super::load_check::LoadCheck;
 use super::process::{self, Talk};
 use super::watched::Watched;
-use super::{describe, leftovers, targets};
+use super::{describe, targets};
 use crate::cli::exit::Exit;
 use crate::cli::logging::Logging;
 use crate::control;
@@ -25,9 +25,10 @@ use crate::model::time::Mono;
 use crate::sampling::{ReapedUsage, TreeRoot};
 use crate::selection::flow::Surroundings;
 use crate::summary::json::{LeftoverSummary, Summary};
-use crate::sys::notice::Notices;
-use crate::sys::process::{id, parent_id};
-use crate::sys::stat::Stat;
+use crate::summary::start;
+use crate::sys::notice::{Notices, Verbosity};
+use crate::sys::process::{command_of, id, parent_id};
+use crate::sys::signal_source::SignalSource;
 use crate::sys::{clock, limits};
 use crate::writers::Opened;
 
@@ -50,15 +51,15 @@ pub(crate) struct Setup {
     pub choice: Option<Settings>,
     /// NVML library to load; `None` searches the usual names.
     pub library: Option<PathBuf>,
-    /// Only errors are said.
-    pub quiet: bool,
+    /// How much is said.
+    pub verbosity: Verbosity,
 }
 
 /// The whole life of a sidecar whose parent is the minder of a job; its exit status.
 pub(crate) fn run(setup: &Setup, link: SidecarEnd) -> u8 {
     let minder = parent_id();
     let Ok(link) = process::enter(link) else { return Exit::OwnFailure.code() };
-    let notices = Notices::new(setup.quiet);
+    let notices = Notices::new(setup.verbosity);
     let entered = clock::monotonic();
     process::leave_signals_to_minder();
     // With a choice the driver is opened before there is any other thread, and the minder watches.
@@ -69,7 +70,7 @@ pub(crate) fn run(setup: &Setup, link: SidecarEnd) -> u8 {
     let prepared = match Prepared::new(setup, minder, &link, &notices) {
         Ok(prepared) => prepared,
         Err(refusal) => {
-            refusal.lines.iter().for_each(|line| notices.error(line));
+            notices.error_lines(&refusal.lines);
             link.send(&ToMinder::Finish(refusal.exit.code()));
             return Exit::Ok.code();
         }
@@ -109,7 +110,7 @@ impl Prepared {
                     settings,
                     command: &setup.command,
                     library: setup.library.clone(),
-                    quiet: setup.quiet,
+                    verbosity: setup.verbosity,
                     minder: pid,
                 };
                 choice::choose(&wish, &surroundings, link)?
@@ -154,7 +155,7 @@ pub(super) fn listen(inbox: &Inbox, run: &Arc<str>, pid: u32, notices: &Notices)
     match control::Server::start(settings, sink) {
         Ok(server) => Some(server),
         Err(error) => {
-            notices.say(&format!("no marks from inside the job: {error}"));
+            notices.warn(&format!("the job cannot set tags, steps or scalars: {error}"));
             None
         }
     }
@@ -167,23 +168,20 @@ fn outer_records(logging: &Logging) -> bool {
     !writes && outer().is_some_and(|path| control::Client::connect(path.as_ref()).is_ok())
 }
 
-/// Waits for the minder to have started the job. One that is killed in between leaves a process that has announced itself
-/// and runs the job.
+/// Waits for the minder to have started the job. Where it is killed in between, the job's own word counts.
 fn wait_for_start(link: &SidecarEnd) -> Result<Job, Closed> {
-    let mut starting: Option<Job> = None;
+    let mut starting = None;
     loop {
         match link.receive() {
-            Ok(Some(ToSidecar::Starting(job))) => starting = Some(job),
             Ok(Some(ToSidecar::Started(job))) => return Ok(job),
+            Ok(Some(ToSidecar::Starting(job))) => starting = Some(job),
+            Ok(Some(ToSidecar::NotStarted)) => starting = None,
             Ok(Some(_)) => {}
             Ok(None) => {
                 // An interrupted wait is looked at again.
                 let _ = poll(&mut [PollFd::from_borrowed_fd(link.as_fd(), PollFlags::IN)], None);
             }
-            Err(Closed) => {
-                let runs = |job: &Job| Stat::read(job.pid).is_some_and(|stat| !stat.has_ended());
-                return starting.filter(runs).ok_or(Closed);
-            }
+            Err(Closed) => return starting.ok_or(Closed),
         }
     }
 }
@@ -208,9 +206,9 @@ impl Beside<'_> {
         if let (Some(lease), Ok(pid)) = (&mut chosen.lease, u32::try_from(job.pid)) {
             lease.note_job(pid);
         }
-        let talk = match Talk::begin(link, self.entered) {
-            Ok(talk) => talk,
-            Err(error) => return nothing_logged(notices, &format!("cannot watch signals: {error}")),
+        let talk = match SignalSource::block_all() {
+            Ok(signals) => Talk::begin(link, signals, self.entered),
+            Err(error) => return nothing_logged(&link, notices, &format!("cannot watch signals: {error}")),
         };
         limits::raise_descriptors();
         say_start(&chosen, &setup.logging, opened.as_ref(), notices);
@@ -231,7 +229,9 @@ impl Beside<'_> {
         };
         let engine = match Engine::start(settings, inbox) {
             Ok(engine) => engine,
-            Err(error) => return nothing_logged(notices, &format!("cannot start a thread: {error}")),
+            Err(error) => {
+                return nothing_logged(talk.link(), notices, &format!("cannot start a thread: {error}"));
+            }
         };
         let exit = follow(&talk, &engine);
         if exit.is_err() {
@@ -243,14 +243,17 @@ impl Beside<'_> {
         }
         let losses = socket.map(|socket| socket.stop(LAST_MARKS)).unwrap_or_default();
         let (end, left) = finish(engine, exit, &talk);
-        say_end(end, &left, &losses, &setup.logging, notices);
-        talk.send(&ToMinder::Done);
+        let ended = Ended { left, losses, held: chosen.lease.is_some() };
+        say_end(end, &ended, &setup.logging, notices);
+        talk.link().send(&ToMinder::Done);
         Exit::Ok.code()
     }
 }
 
-fn nothing_logged(notices: &Notices, why: &str) -> u8 {
+/// Says why there is no log; the minder then has nothing to add.
+fn nothing_logged(link: &SidecarEnd, notices: &Notices, why: &str) -> u8 {
     notices.error(&format!("nothing is logged: {why}"));
+    link.send(&ToMinder::Done);
     Exit::OwnFailure.code()
 }
 
@@ -313,7 +316,7 @@ impl JobWatch {
     /// Waits until the process has ended. Signals are not read meanwhile: they are the job's, and it got its own.
     fn wait(&self) {
         let Some(pidfd) = &self.pidfd else {
-            while leftovers::command_of(self.pid).is_some() {
+            while command_of(self.pid).is_some() {
                 std::thread::sleep(Self::LOOK);
             }
             return;
@@ -350,48 +353,54 @@ fn finish(
     (end, left.unwrap_or_default())
 }
 
+/// What is known of a job that has ended, besides what was measured.
+struct Ended {
+    /// Processes that it left behind.
+    left: Vec<i32>,
+    /// What it said and gpurun did not record.
+    losses: Losses,
+    /// gpurun chose and held its GPUs.
+    held: bool,
+}
+
 /// What is said and written at the end.
-fn say_end(
-    end: Result<EngineEnd, Unfinished>,
-    left: &[i32],
-    losses: &Losses,
-    logging: &Logging,
-    notices: &Notices,
-) {
+fn say_end(end: Result<EngineEnd, Unfinished>, ended: &Ended, logging: &Logging, notices: &Notices) {
     let end = match end {
         Ok(end) => end,
         Err(error) => return notices.error(&error.to_string()),
     };
-    let left: Vec<LeftoverSummary> = left
+    let left: Vec<LeftoverSummary> = ended
+        .left
         .iter()
         .filter_map(|&pid| {
-            let command = leftovers::command_of(pid)?;
+            let command = command_of(pid)?;
             Some(LeftoverSummary { pid, command, gpu_memory_mib: end.process_gpu_memory(pid) })
         })
         .collect();
     for process in &left {
         let gpu = process.gpu_memory_mib.filter(|mib| *mib > 0.0);
         let held = gpu.map(|mib| format!(", holding {mib:.0} MiB of GPU memory")).unwrap_or_default();
-        notices.say(&format!("left behind by the job: process {} ({}){held}", process.pid, process.command));
+        let line = format!("the job left process {} ({}) running{held}", process.pid, process.command);
+        notices.warn(&line);
     }
     let mut summary = Summary::new(&end.run, &end.end, &end.totals, targets::summaries(&end.reports), left);
-    summary.add_losses(losses);
+    summary.add_losses(&ended.losses);
+    if ended.held {
+        summary.add_hold();
+    }
     targets::say_summary(&summary, &end.reports, logging, notices);
 }
 
-/// The line at the start: which GPUs, the variable as set, where the log goes.
+/// The line at the start: which GPUs, and where the log goes.
 fn say_start(chosen: &Chosen, logging: &Logging, opened: Option<&Opened>, notices: &Notices) {
     let (devices, targets) = (chosen.devices(), targets::names(opened));
     if devices.is_empty() && targets.is_empty() {
         return;
     }
+    let named: Vec<_> = devices.iter().map(|(device, _)| *device).collect();
+    notices.say(&start::line(&named, &targets));
     let variable = chosen.visible_devices().map(|value| value.to_string_lossy());
-    let line = crate::summary::start::line(
-        &devices,
-        variable.as_deref(),
-        &targets,
-        logging.interval,
-        logging.window,
-    );
-    notices.say(&line);
+    for line in start::details(&devices, variable.as_deref(), logging.interval, logging.window) {
+        notices.detail(&line);
+    }
 }

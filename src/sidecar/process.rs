@@ -70,18 +70,14 @@ pub struct Talk {
 
 impl Talk {
     /// Begins to report signals, those that came since `entered` included. No thread may let one through.
-    ///
-    /// # Errors
-    /// No descriptor for the signals.
-    pub fn begin(link: SidecarEnd, entered: Mono) -> io::Result<Self> {
-        let signals = SignalSource::block_all()?;
+    pub fn begin(link: SidecarEnd, signals: SignalSource, entered: Mono) -> Self {
         signals.catch_all();
-        Ok(Self { link, signals, last_empty: Cell::new(entered) })
+        Self { link, signals, last_empty: Cell::new(entered) }
     }
 
-    /// Tells the minder something.
-    pub fn send(&self, message: &ToMinder) {
-        self.link.send(message);
+    /// The sidecar's end, to tell the minder something.
+    pub fn link(&self) -> &SidecarEnd {
+        &self.link
     }
 
     /// The next message, at the latest at `end`.
@@ -128,7 +124,7 @@ impl Talk {
             // its own threads.
             if info.ssi_code <= 0 && sender != process::id() {
                 let at = clock::monotonic();
-                self.send(&ToMinder::Witnessed(Witnessed { signal, sender, since, at }));
+                self.link.send(&ToMinder::Witnessed(Witnessed { signal, sender, since, at }));
             }
         }
         self.last_empty.set(clock::monotonic());

@@ -38,7 +38,7 @@ pub(crate) struct Recording {
 pub(crate) fn run(recording: &Recording) -> Exit {
     let done = record(recording).map_or_else(
         |refusal| {
-            refusal.lines.iter().for_each(|line| recording.notices.error(line));
+            recording.notices.error_lines(&refusal.lines);
             refusal.exit
         },
         |()| Exit::Ok,

@@ -7,6 +7,7 @@ use crate::cli::exit::Exit;
 use crate::cli::logging::Logging;
 use crate::model::run::RunInfo;
 use crate::summary::json::{Summary, TargetSummary};
+use crate::summary::text;
 use crate::writers::directory::{
     Directory, Placing, TempFile, check_directory, directory_of, make_directories,
 };
@@ -31,8 +32,8 @@ pub(super) fn check(
     }
     let values = describe::template(run, pid);
     let mut targets = Vec::new();
-    for text in &logging.targets {
-        let target = Target::parse(text).map_err(|error| Refusal::new(Exit::Usage, error.to_string()))?;
+    for typed in &logging.targets {
+        let target = Target::parse(typed).map_err(|error| Refusal::new(Exit::Usage, error.to_string()))?;
         targets.push(target.resolve(&values));
     }
     let mode = match (logging.overwrite, logging.append) {
@@ -92,7 +93,7 @@ fn refuse(failures: &[TargetFailure], logging: &Logging, notices: &Notices) -> R
         return Err(Refusal::new(Exit::OwnFailure, line));
     }
     for failure in failures {
-        notices.say(&format!("--log {}: {}; the job runs without it", failure.target, failure.error));
+        notices.warn(&format!("--log {}: {}; the job runs without it", failure.target, failure.error));
     }
     Ok(())
 }
@@ -116,7 +117,7 @@ fn summary_trouble(
     let Err((path, error)) = result else { return Ok(()) };
     let line = format!("--summary {}: cannot write to {}: {error}", summary.display(), path.display());
     if logging.best_effort {
-        notices.say(&line);
+        notices.warn(&line);
         return Ok(());
     }
     Err(Refusal::new(Exit::OwnFailure, line))
@@ -154,15 +155,17 @@ fn put_summary(path: &Path, summary: &Summary, placing: Placing) -> io::Result<P
 pub(super) fn say_summary(summary: &Summary, reports: &[WriterReport], logging: &Logging, notices: &Notices) {
     for report in reports {
         if let Some(note) = &report.note {
-            notices.say(&format!("{}: {note}", report.target));
+            notices.warn(&format!("{}: {note}", report.target));
         }
     }
-    for line in crate::summary::text::lines(summary) {
-        notices.say(&line);
+    let succeeded = summary.exit.as_ref().is_none_or(|exit| exit.code == Some(0));
+    for (n, line) in text::lines(summary).iter().enumerate() {
+        // The first says how the job ended.
+        if n == 0 { notices.outcome(succeeded, line) } else { notices.say(line) }
     }
-    for line in crate::summary::text::troubles(summary) {
-        notices.error(&line);
-    }
+    text::details(summary).iter().for_each(|line| notices.detail(line));
+    text::warnings(summary).iter().for_each(|line| notices.warn(line));
+    text::troubles(summary).iter().for_each(|line| notices.error(line));
     write_summary(logging, summary, notices);
 }
 

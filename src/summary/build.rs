@@ -16,8 +16,7 @@ use super::totals::{SeriesTotal, Totals};
 /// The exit status in words.
 pub fn exit_words(exit: JobExit) -> String {
     match exit {
-        JobExit::Code(0) => "ended well".to_owned(),
-        JobExit::Code(code) => format!("exit status {code}"),
+        JobExit::Code(code) => format!("exited with status {code}"),
         JobExit::Signal { signal, core } => {
             format!("killed by {}{}", signal::name(signal), if core { ", core dumped" } else { "" })
         }
@@ -86,8 +85,13 @@ impl Summary {
             dropped: Vec::new(),
             facts: Vec::new(),
         };
-        summary.facts = facts(&summary, totals.seconds);
+        summary.facts = facts(&summary, totals.seconds, false);
         summary
+    }
+
+    /// Notes that gpurun chose and held the GPUs for the job, which says more of one that was not used.
+    pub fn add_hold(&mut self) {
+        self.facts = facts(self, self.duration_s, true);
     }
 
     /// Adds what the job said and gpurun did not record.

@@ -6,8 +6,8 @@ use crate::sys::format::duration;
 /// A run of fewer seconds says nothing about how its GPUs are used.
 const TOO_SHORT_S: f64 = 5.0;
 
-/// The facts of a run whose windows cover `seconds`.
-pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
+/// The facts of a run whose windows cover `seconds`; with `held`, gpurun chose and held the GPUs for the job.
+pub fn facts(summary: &Summary, seconds: f64, held: bool) -> Vec<String> {
     let mut facts = Vec::new();
     let share = |part: f64| 100.0 * part / seconds;
     // A run of a moment has had no time to use anything.
@@ -20,21 +20,30 @@ pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
         let unused = gpu.gpu_utilization.max == Some(0.0) && untouched;
         let told = seconds >= TOO_SHORT_S;
         if unused && told {
-            facts.push(format!("{name} was never used: utilisation was 0 % in every sample"));
+            facts.push(match held {
+                true => {
+                    format!("{name} was held and never used: does the job set CUDA_VISIBLE_DEVICES itself?")
+                }
+                false => format!("{name} was never used: utilisation was 0 % in every sample"),
+            });
         } else if told && share(gpu.idle_s) > 50.0 {
-            facts.push(format!("{name} was idle (at most 5 %) for {:.0} % of the run", share(gpu.idle_s)));
+            facts.push(format!(
+                "{name} was idle (utilisation at most 5 %) for {:.0} % of the run",
+                share(gpu.idle_s)
+            ));
         }
         if let (Some(max), Some(total)) = (gpu.memory_used_mib.max, gpu.memory_total_mib)
             && total > 0.0
             && max >= 0.95 * total
         {
-            facts.push(format!("{name} memory came within 5 % of full: {max:.0} of {total:.0} MiB"));
+            facts.push(format!("memory of {name} was nearly full: {max:.0} of {total:.0} MiB"));
         }
-        for (held, why) in [(gpu.throttled_power_s, "the power cap"), (gpu.throttled_thermal_s, "heat")] {
+        for (limited, why) in [(gpu.throttled_power_s, "its power limit"), (gpu.throttled_thermal_s, "heat")]
+        {
             // A moment at the cap is what a well-used GPU looks like.
-            if let Some(s) = held.filter(|s| *s >= 1.0 && seconds > 0.0 && share(*s) >= 1.0) {
+            if let Some(s) = limited.filter(|s| *s >= 1.0 && seconds > 0.0 && share(*s) >= 1.0) {
                 facts.push(format!(
-                    "{name} was held back by {why} for {} ({:.0} % of the run)",
+                    "clocks of {name} were limited by {why} for {} ({:.0} % of the run)",
                     duration(s),
                     share(s)
                 ));
@@ -42,13 +51,13 @@ pub fn facts(summary: &Summary, seconds: f64) -> Vec<String> {
         }
         if told && !unused && share(gpu.starved_s) > 20.0 {
             facts.push(format!(
-                "{name} stayed under 50 % while the host's CPUs were over 90 % busy, for {:.0} % of the run",
+                "{name} may have waited for the CPUs: below 50 % while they were over 90 % busy, for {:.0} % of the run",
                 share(gpu.starved_s)
             ));
         }
     }
     if let Some(max) = summary.host_totals.memory_percent.max.filter(|max| *max >= 95.0) {
-        facts.push(format!("host memory came within 5 % of full: {max:.1} %"));
+        facts.push(format!("memory of the host was nearly full: {max:.1} %"));
     }
     for left in &summary.leftovers {
         if let Some(mib) = left.gpu_memory_mib.filter(|mib| *mib > 0.0) {

@@ -187,31 +187,44 @@ fn facts_are_told_when_they_hold_and_only_then() {
         ),
         (
             vec![window(6.0, vec![util(1.0, 4.0)]), window(4.0, vec![util(90.0, 99.0)])],
-            &["GPU 3 was idle (at most 5 %) for 60 % of the run"],
+            &["GPU 3 was idle (utilisation at most 5 %) for 60 % of the run"],
         ),
         (vec![window(4.0, vec![util(1.0, 4.0)]), window(6.0, vec![util(90.0, 99.0)])], &[]),
         (
             vec![window(10.0, vec![gpu(MetricId::GpuMemoryUsed, 100.0, 79_000.0)])],
-            &["GPU 3 memory came within 5 % of full: 79000 of 81920 MiB"],
+            &["memory of GPU 3 was nearly full: 79000 of 81920 MiB"],
         ),
         (
             vec![window(100.0, vec![gpu(MetricId::GpuThrottledPower, 12.0, 50.0)])],
-            &["GPU 3 was held back by the power cap for 12.0 s (12 % of the run)"],
+            &["clocks of GPU 3 were limited by its power limit for 12.0 s (12 % of the run)"],
         ),
         // Half a second in a hundred is no news.
         (vec![window(100.0, vec![gpu(MetricId::GpuThrottledThermal, 0.5, 50.0)])], &[]),
         (
             vec![window(10.0, vec![util(30.0, 60.0), busy_host()])],
-            &["GPU 3 stayed under 50 % while the host's CPUs were over 90 % busy, for 100 % of the run"],
+            &[
+                "GPU 3 may have waited for the CPUs: below 50 % while they were over 90 % busy, for 100 % of the run",
+            ],
         ),
         (
             vec![window(10.0, vec![row(MetricId::HostMemoryPercent, None, Some(70.0), 96.5)])],
-            &["host memory came within 5 % of full: 96.5 %"],
+            &["memory of the host was nearly full: 96.5 %"],
         ),
     ];
     for (windows, facts) in cases {
         assert_eq!(summary(&windows).facts, facts, "{windows:?}");
     }
+}
+
+#[test]
+fn a_gpu_that_was_held_and_not_used_has_a_likely_reason() {
+    let util = row(MetricId::GpuGpuUtilization, Some(&device()), Some(0.0), 0.0);
+    let mut summary = summary(&[window(10.0, vec![util])]);
+    summary.add_hold();
+    assert_eq!(
+        summary.facts,
+        ["GPU 3 was held and never used: does the job set CUDA_VISIBLE_DEVICES itself?"]
+    );
 }
 
 #[test]
@@ -228,29 +241,31 @@ fn a_job_that_held_memory_used_its_gpu() {
         row(MetricId::GpuGpuUtilization, Some(&device), Some(0.0), 0.0),
         row(MetricId::JobGpuMemory, Some(&device), Some(500.0), 500.0),
     ];
-    assert_eq!(summary(&[window(10.0, rows)]).facts, ["GPU 3 was idle (at most 5 %) for 100 % of the run"]);
+    assert_eq!(
+        summary(&[window(10.0, rows)]).facts,
+        ["GPU 3 was idle (utilisation at most 5 %) for 100 % of the run"]
+    );
 }
 
 #[test]
 fn the_text_says_the_end_in_words() {
     let words = |exit| super::build::exit_words(exit);
-    assert_eq!(words(JobExit::Code(3)), "exit status 3");
+    assert_eq!(words(JobExit::Code(3)), "exited with status 3");
     assert_eq!(words(JobExit::Signal { signal: 9, core: false }), "killed by SIGKILL");
     assert_eq!(words(JobExit::Signal { signal: 11, core: true }), "killed by SIGSEGV, core dumped");
 }
 
 #[test]
 fn the_text_of_a_full_summary_has_every_line() {
-    let mut lines = text::lines(&full());
-    lines.extend(text::troubles(&full()));
-    let all = lines.join("\n");
+    let full = full();
+    let parts = [text::lines(&full), text::warnings(&full), text::details(&full), text::troubles(&full)];
+    let all = parts.concat().join("\n");
     for part in [
-        "exit status 3 after 20.0 s",
-        "GPU 3: utilisation mean 50 %, max 99 %",
+        "exited with status 3 after 20.0 s; CPU ",
+        "GPU 3: util. 50 % (max 99 %), job memory 0.1/80.0 GiB, 50 W",
         "GPU 3:1",
-        "of 81920 MiB",
-        "held back by the power cap",
-        "up to 99 processes",
+        "clocks of GPU 3 were limited by its power limit",
+        ", 99 processes",
         "host waited for CPU 50 %, for memory 50 %, for I/O 50 % of the time",
         "x.csv: 3 rows, 1 lost: No space left on device",
         "note: process 7 (worker) still held 512 MiB of GPU memory",
@@ -325,11 +340,11 @@ fn check(schema: &Value, root: &Value, value: &Value, at: &str, wrong: &mut Vec<
 
 #[test]
 fn what_was_not_recorded_is_counted_with_its_reason() {
-    let lines = text::lines(&full());
+    let lines = text::warnings(&full());
     assert!(
         lines.contains(&"not recorded: 476 scalars of the job: more than 16384 different names".to_owned())
     );
-    assert!(!text::lines(&bare()).iter().any(|line| line.contains("not recorded")));
+    assert!(!text::warnings(&bare()).iter().any(|line| line.contains("not recorded")));
 }
 
 #[test]

@@ -2,28 +2,31 @@
 
 use std::fmt::Write as _;
 
-use super::json::{DroppedSummary, Figures, Summary, TargetSummary};
-use crate::sys::format::{duration, joules};
+use super::json::{DroppedSummary, Summary, TargetSummary};
+use crate::sys::format::{duration, joules, mib};
 
-/// The lines that gpurun prints on stderr when the job has ended.
+/// What gpurun prints on stderr when the job has ended: the job, its GPUs, the files.
 pub fn lines(summary: &Summary) -> Vec<String> {
-    let mut lines = Vec::new();
-    let lasted = duration(summary.duration_s);
-    lines.push(match &summary.exit {
-        Some(exit) => format!("{} after {lasted}", exit.words),
-        None => format!("recorded for {lasted}"),
-    });
-    for gpu in &summary.gpus {
-        lines.push(gpu_line(gpu));
+    let mut lines = vec![job_line(summary)];
+    lines.extend(summary.gpus.iter().map(gpu_line));
+    let whole = summary.targets.iter().filter(|target| !is_trouble(target));
+    let files: Vec<String> =
+        whole.map(|target| format!("{} ({} {})", target.target, target.rows, unit(target))).collect();
+    if !files.is_empty() {
+        lines.push(format!("wrote {}", files.join(", ")));
     }
-    lines.push(job_line(summary));
-    lines.push(own_line(summary));
-    for target in summary.targets.iter().filter(|target| !is_trouble(target)) {
-        lines.push(format!("{}: {} {}", target.target, target.rows, unit(target)));
-    }
-    lines.extend(summary.dropped.iter().map(dropped_line));
-    lines.extend(summary.facts.iter().map(|fact| format!("note: {fact}")));
     lines
+}
+
+/// What the user should look at: findings, and what was not recorded.
+pub fn warnings(summary: &Summary) -> Vec<String> {
+    let dropped = summary.dropped.iter().map(dropped_line);
+    dropped.chain(summary.facts.iter().map(|fact| format!("note: {fact}"))).collect()
+}
+
+/// What `--verbose` adds.
+pub fn details(summary: &Summary) -> Vec<String> {
+    pressure_line(summary).into_iter().chain([own_line(summary)]).collect()
 }
 
 /// The lines about logs that are not whole, which a quiet run prints as well.
@@ -55,15 +58,20 @@ fn gpu_line(gpu: &super::json::GpuSummary) -> String {
         None => format!("GPU {}", gpu.index),
         Some(mig) => format!("GPU {}:{mig}", gpu.index),
     };
-    let _ = write!(line, ": utilisation {}", mean_max(&gpu.gpu_utilization, "%"));
-    let total = gpu.memory_total_mib.map_or_else(|| "?".to_owned(), |t| format!("{t:.0}"));
+    match (gpu.gpu_utilization.mean, gpu.gpu_utilization.max) {
+        (Some(mean), Some(max)) => {
+            let _ = write!(line, ": util. {mean:.0} % (max {max:.0} %)");
+        }
+        _ => line.push_str(": util. unknown"),
+    }
+    let total = gpu.memory_total_mib.map_or_else(|| "?".to_owned(), gib);
     let peak = gpu.job_memory_mib.max.filter(|max| *max > 0.0);
     match (peak, gpu.memory_used_mib.max) {
         (Some(job), _) => {
-            let _ = write!(line, ", job memory peak {job:.0} of {total} MiB");
+            let _ = write!(line, ", job memory {}/{total} GiB", gib(job));
         }
         (None, Some(used)) => {
-            let _ = write!(line, ", memory in use at most {used:.0} of {total} MiB");
+            let _ = write!(line, ", memory used {}/{total} GiB", gib(used));
         }
         (None, None) => line.push_str(", memory unknown"),
     }
@@ -77,34 +85,47 @@ fn gpu_line(gpu: &super::json::GpuSummary) -> String {
         }
     }
     if let Some(temperature) = gpu.temperature_c.max {
-        let _ = write!(line, ", at most {temperature:.0} C");
-    }
-    for (held, why) in [(gpu.throttled_power_s, "the power cap"), (gpu.throttled_thermal_s, "heat")] {
-        if let Some(seconds) = held.filter(|s| *s >= 0.1) {
-            let _ = write!(line, ", held back by {why} {}", duration(seconds));
-        }
+        let _ = write!(line, ", max {temperature:.0} C");
     }
     line
 }
 
+/// How the job ended, and what it used.
 fn job_line(summary: &Summary) -> String {
     let job = &summary.job;
-    let mut line = String::from(if summary.exit.is_some() { "job: " } else { "processes followed: " });
+    let lasted = duration(summary.duration_s);
+    let mut line = match &summary.exit {
+        Some(exit) => format!("{} after {lasted}", exit.words),
+        None => format!("recorded for {lasted}"),
+    };
     match job.cpu_s {
         Some(cpu) => {
-            let _ = write!(line, "{} of CPU ({} of a core)", duration(cpu), mean_max(&job.cpu_percent, "%"));
+            let _ = write!(line, "; CPU {}", duration(cpu));
         }
-        None => line.push_str("CPU unknown"),
+        None => line.push_str("; CPU unknown"),
+    }
+    if let Some(mean) = job.cpu_percent.mean {
+        let _ = write!(line, " ({mean:.0} %)");
     }
     if let Some(rss) = job.memory_rss_mib.max {
-        let _ = write!(line, ", memory peak {rss:.0} MiB RSS");
+        let _ = write!(line, ", peak memory {}", mib(rss));
     }
     if let Some(pss) = job.memory_pss_mib.max {
-        let _ = write!(line, ", {pss:.0} MiB PSS");
+        let _ = write!(line, " ({} PSS)", mib(pss));
     }
     if let Some(processes) = job.processes.max {
-        let _ = write!(line, ", up to {processes:.0} process{}", if processes == 1.0 { "" } else { "es" });
+        let _ = write!(line, ", {processes:.0} process{}", if processes == 1.0 { "" } else { "es" });
     }
+    line
+}
+
+/// MiB as the number of GiB.
+fn gib(amount: f64) -> String {
+    format!("{:.1}", amount / 1024.0)
+}
+
+/// How much tasks on the host waited, where it was much.
+fn pressure_line(summary: &Summary) -> Option<String> {
     let pressure = [
         ("CPU", &summary.host_totals.cpu_pressure),
         ("memory", &summary.host_totals.memory_pressure),
@@ -115,35 +136,27 @@ fn job_line(summary: &Summary) -> String {
         .filter_map(|(what, figures)| Some((what, figures.mean.filter(|mean| *mean >= 10.0)?)))
         .map(|(what, mean)| format!("for {what} {mean:.0} %"))
         .collect();
-    if !waits.is_empty() {
-        let _ = write!(line, ", tasks on the host waited {} of the time", waits.join(", "));
-    }
-    line
+    (!waits.is_empty()).then(|| format!("tasks on the host waited {} of the time", waits.join(", ")))
 }
 
+/// What gpurun itself used.
 fn own_line(summary: &Summary) -> String {
     let own = &summary.own;
-    let mut line = format!("{} window{} measured", own.windows, if own.windows == 1 { "" } else { "s" });
+    let mut line =
+        format!("gpurun itself: {} window{}", own.windows, if own.windows == 1 { "" } else { "s" });
     let late = own.late_samples.unwrap_or(0.0) + own.dropped_samples.unwrap_or(0.0);
     if late > 0.0 {
         let _ = write!(line, ", {late:.0} samples late or not taken");
     }
     if let Some(cpu) = own.cpu_s {
-        let _ = write!(line, ", at a cost of {:.0} ms of CPU", cpu * 1000.0);
+        let _ = write!(line, ", {:.0} ms of CPU", cpu * 1000.0);
     }
     // A share of a run that is over at once says nothing but that the start costs something.
     if let Some(mean) = own.cpu_percent.mean.filter(|_| summary.duration_s >= 5.0) {
         let _ = write!(line, " ({mean:.2} % of a core)");
     }
     if let Some(rss) = own.memory_rss_mib.max {
-        let _ = write!(line, " and {rss:.0} MiB");
+        let _ = write!(line, ", {rss:.0} MiB of memory");
     }
     line
-}
-
-fn mean_max(figures: &Figures, unit: &str) -> String {
-    match (figures.mean, figures.max) {
-        (Some(mean), Some(max)) => format!("mean {mean:.0} {unit}, max {max:.0} {unit}"),
-        _ => "unknown".to_owned(),
-    }
 }

@@ -1,12 +1,14 @@
-//! This process: its name, its parent, its end.
+//! This process: its name, its parent, its end. And the command line of any process.
 
-use std::io;
+use std::{fs, io};
 
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getppid, set_child_subreaper, set_parent_process_death_signal,
     waitpid,
 };
+
+use super::stat::Stat;
 
 /// Ends the process with this status and runs nothing on the way out: exit handlers of a driver library may hang, or
 /// crash beside a call of the driver that hangs.
@@ -78,4 +80,17 @@ pub fn adopt_orphans() {
 pub fn name_thread(name: &std::ffi::CStr) {
     // Fails for no valid argument.
     let _ = rustix::thread::set_name(name);
+}
+
+/// The command line of a process with spaces between the arguments, `[name]` where it is empty; `None` once it has ended.
+pub fn command_of(pid: i32) -> Option<String> {
+    let words = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let words: Vec<_> =
+        words.split(|byte| *byte == 0).filter(|word| !word.is_empty()).map(String::from_utf8_lossy).collect();
+    if !words.is_empty() {
+        return Some(words.join(" "));
+    }
+    // A kernel thread, a zombie, or a process that wiped its arguments.
+    let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
+    (!Stat::read(pid)?.has_ended()).then(|| format!("[{}]", String::from_utf8_lossy(&name).trim_end()))
 }

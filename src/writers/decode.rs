@@ -4,6 +4,8 @@ use std::cell::Cell;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::sys::escape::printable;
+
 thread_local! {
     static DECODING: Cell<bool> = const { Cell::new(false) };
 }
@@ -19,7 +21,8 @@ pub(super) fn decode<T, E: Display>(decoder: impl FnOnce() -> Result<T, E>) -> R
     let result = catch_unwind(AssertUnwindSafe(decoder));
     DECODING.set(before);
     match result {
-        Ok(result) => result.map_err(|error| error.to_string()),
+        // The words of a decoder may hold names from the file.
+        Ok(result) => result.map_err(|error| printable(&error.to_string()).into_owned()),
         Err(_) => Err("its content is damaged".to_owned()),
     }
 }
@@ -31,7 +34,7 @@ mod tests {
     #[test]
     fn a_panic_is_an_error() {
         assert_eq!(decode(|| Ok::<_, String>(is_decoding())), Ok(true));
-        assert_eq!(decode(|| Err::<(), _>("no")), Err("no".to_owned()));
+        assert_eq!(decode(|| Err::<(), _>("no\n")), Err("no\\n".to_owned()));
         let damaged = decode(|| if is_decoding() { panic!("on purpose") } else { Ok::<(), String>(()) });
         assert!(damaged.unwrap_err().contains("damaged"));
         assert!(!is_decoding());

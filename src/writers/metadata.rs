@@ -13,7 +13,7 @@ use super::{Layout, Mode};
 pub type Metadata = BTreeMap<String, String>;
 
 /// Keys and what they hold; the order is that of the schema page.
-pub(super) const KEYS: [(&str, &str); 20] = [
+pub(super) const KEYS: [(&str, &str); 21] = [
     ("gpurun.schema_version", "version of this layout"),
     ("gpurun.layout", "long or wide"),
     ("gpurun.version", "version of gpurun"),
@@ -34,6 +34,11 @@ pub(super) const KEYS: [(&str, &str); 20] = [
     ("gpurun.exit", "exit code, or the word signal and a number; absent as end, and for record"),
     ("gpurun.runs", "JSON array: the keys above of every run whose rows the file holds, oldest first"),
     ("gpurun.journals", "JSON array: names of the journals that the file was made of"),
+    (
+        "gpurun.crc32c",
+        "crc32c of the file with eight zeros, as text, in the place of this value; hexadecimal, in the key-value \
+         metadata only; it means nothing where another program wrote the file again",
+    ),
 ];
 
 /// Keys of a journal that say how to finish it; they do not reach the Parquet file.

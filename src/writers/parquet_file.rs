@@ -19,6 +19,7 @@ use super::WriterError;
 use super::columns::{ReadRow, WideBuilder, wide_schema};
 use super::directory::{Directory, Placing, TempFile};
 use super::metadata::Metadata;
+use super::parquet_checksum;
 use super::wide::{Columns, Pivot, WideRow};
 
 /// Rows of a row group: large enough for small files, small enough for constant memory.
@@ -40,7 +41,7 @@ fn properties(metadata: &Metadata, schema: &Schema) -> WriterProperties {
         .set_key_value_metadata(Some(pairs))
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(1).unwrap_or_default()))
         .set_max_row_group_row_count(Some(rows))
-        .set_created_by(concat!("gpurun ", env!("CARGO_PKG_VERSION")).to_owned());
+        .set_created_by(parquet_checksum::CREATED_BY.to_owned());
     for field in fields.iter().filter(|f| *f.data_type() == DataType::Float64 && f.name() != "window_s") {
         let column = ColumnPath::new(vec![field.name().clone()]);
         builder = builder.set_column_dictionary_enabled(column, false);
@@ -101,8 +102,12 @@ impl ParquetFile {
 
     /// Closes the file, brings it to the disk and gives it its name, or the next free one; answers with that.
     pub(super) fn finish(mut self, placing: Placing) -> Result<PathBuf, WriterError> {
+        self.writer.append_key_value_metadata(parquet_checksum::placeholder());
         self.writer.finish().map_err(encoding("write", &self.target))?;
-        self.writer.inner_mut().flush().map_err(WriterError::io("write", &self.target))?;
+        let flushed = self.writer.inner_mut().flush();
+        flushed
+            .and_then(|()| parquet_checksum::seal(self.temp.file()))
+            .map_err(WriterError::io("write", &self.target))?;
         self.temp.place(&self.target, placing).map_err(WriterError::io("write", &self.target))
     }
 }

@@ -225,12 +225,12 @@ fn limits_are_printed_as_they_were_meant() {
     for quiet in [&["-n", "1", "-q", "-f", "8"][..], &["-n", "1", "-f", "0"], &["-n", "1", "-f", "1MiB"]] {
         assert!(!select(quiet).1.contains("means"), "{quiet:?}");
     }
-    let (_, stderr) = select(&["-n", "1", "-f", "39.9GiB", "-t", "8G", "--explain"]);
+    let (_, stderr) = select(&["-n", "1", "-f", "39.9GiB", "-t", "8G", "--explain", "-v"]);
     assert!(stderr.contains("at least 39.9 GiB"), "{stderr}");
     assert!(stderr.contains("at least 8 GB"), "{stderr}");
     let (status, stderr) = select(&["-n", "1", "-f", "99.9GiB"]);
     assert_eq!(status, Some(4), "{stderr}");
-    assert!(stderr.contains("wanted at least 99.9 GiB"), "{stderr}");
+    assert!(stderr.contains("needs 99.9 GiB"), "{stderr}");
 }
 
 #[test]

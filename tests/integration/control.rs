@@ -329,7 +329,7 @@ fn requests_are_answered_filtered_refused_and_bounded() {
     let (whole, filtered, unanswered) = asked.join().unwrap();
     assert_eq!(whole, answer);
     assert_eq!(filtered, json!({"time": 1.0, "gpus": [{"gpu": 0, "metrics": {"b (%)": {"mean": 2}}}]}));
-    assert!(unanswered.unwrap_err().to_string().contains("no answer"));
+    assert!(unanswered.unwrap_err().to_string().contains("cannot answer"));
 
     let mut greedy = server.connect();
     for n in 0..3 {

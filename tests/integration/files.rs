@@ -17,12 +17,14 @@ use gpurun::model::window::{Row, RowKind, Stats, WindowBatch};
 use gpurun::writers::read::ReadRow;
 use gpurun::writers::target::Target;
 use gpurun::writers::{self, Layout, Mode, Opened, TargetFailure, WriterReport, WriterSettings};
+use proptest::test_runner::Config as ProptestConfig;
 
 use crate::support;
 
 mod csv;
 mod disk;
 mod journal;
+mod parquet;
 mod targets;
 
 pub(crate) const START: i64 = 1_790_000_000_000_000;
@@ -189,6 +191,12 @@ pub(crate) fn parse(dir: &Path, name: &str) -> Target {
         Some(rest) => Target::TensorBoard(dir.join(rest)),
         None => Target::parse(dir.join(name).to_str().unwrap()).unwrap(),
     }
+}
+
+/// How often a property is tried on damaged files: as often as it says, times `GPURUN_TEST_MUTATIONS`.
+fn mutations(cases: u32) -> ProptestConfig {
+    let times = std::env::var("GPURUN_TEST_MUTATIONS").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
+    ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases.saturating_mul(times)) }
 }
 
 fn assert_clean(reports: &[WriterReport]) {

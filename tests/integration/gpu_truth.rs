@@ -177,7 +177,7 @@ process = [{ pid_file = "DIR/pids" }]
 /// One window of a ready scenario.
 fn one_window(name: &str) -> (Rows, String) {
     let place = Place::ready(name);
-    let output = place.output(&["--log", "x.csv", "--summary", "x.json", "--", "true"]);
+    let output = place.output(&["--verbose", "--log", "x.csv", "--summary", "x.json", "--", "true"]);
     (place.csv("x.csv"), text(&output.stderr) + &std::fs::read_to_string(place.path("x.json")).unwrap())
 }
 
@@ -278,7 +278,7 @@ fn unified_memory_is_the_hosts_and_its_use_the_processes() {
 #[test]
 fn a_gpu_that_is_lost_at_the_start_is_named_and_harms_no_other() {
     let (rows, told) = one_window("lost-gpu");
-    assert_eq!(told.matches("gpu:2 is not watched: the GPU is lost").count(), 1, "{told}");
+    assert_eq!(told.matches("GPU 2 is not logged: the GPU is lost").count(), 1, "{told}");
     assert!(!rows.has("gpu/power_usage gpu=2"));
     for gpu in ["gpu=0", "gpu=1", "gpu=3"] {
         values(&rows, gpu, &[("power_usage", 60.0), ("memory_used", 4.0), ("temperature", 33.0)]);

@@ -28,3 +28,4 @@ mod support;
 mod transparency;
 mod truth;
 mod when_killed;
+mod words;

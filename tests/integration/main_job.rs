@@ -156,7 +156,7 @@ fn too_few_gpus_is_75_with_the_reason_of_each() {
     assert!(!dir.path().join("ran").exists());
     assert!(output.stdout.is_empty(), "stdout belongs to the job");
     let stderr = text(&output.stderr);
-    assert!(stderr.contains("free memory") || stderr.contains("min-free-memory"), "{stderr}");
+    assert!(stderr.contains("GPU 1 refused: 1.8 GiB free, needs 8 GiB; used by pid 4000001, "), "{stderr}");
 }
 
 #[test]

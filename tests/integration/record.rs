@@ -148,7 +148,7 @@ fn an_interrupt_ends_it_cleanly_in_every_format() {
     assert!(run.wait().success(), "{}", run.stderr());
     assert!(place.path("int.parquet").exists() && !place.path("int.parquet.journal").exists());
     let rows = place.csv("int.csv").of("gpu/memory_used gpu=0").len();
-    assert!(run.stderr().contains("int.parquet: "), "{}", run.stderr());
+    assert!(run.stderr().contains("wrote int.parquet ("), "{}", run.stderr());
     assert!(rows >= 1);
 }
 

@@ -417,8 +417,13 @@ fn a_set_that_is_too_small_is_never_printed() {
     assert_eq!(output.status.code(), Some(4));
     assert_eq!(output.stdout, b"");
     let said = stderr(&output);
-    assert!(said.contains("1 of 2 GPUs satisfies the constraints now, and 2 are wanted"), "{said}");
-    assert!(said.contains("GPU 1: min-free-memory"), "{said}");
+    assert!(
+        said.contains(
+            "1 of 2 GPUs satisfies the constraints now, 2 are needed; --wait waits until they do\n"
+        ),
+        "{said}"
+    );
+    assert!(said.contains("GPU 1 refused: 1000.0 MiB free, needs 5 GB"), "{said}");
     // A job says it with its own status, and does not start.
     let marker = host.path().join("ran");
     let output = host.gpurun().args(["-n", "2", "-f", "5G", "--", "touch"]).arg(&marker).output().unwrap();
@@ -470,8 +475,8 @@ fn a_lost_gpu_is_skipped_with_its_reason() {
     let output = host.select(&["-n", "2"]);
     assert_eq!(output.status.code(), Some(4));
     let said = stderr(&output);
-    assert!(said.contains("GPU 1: the GPU is lost"), "{said}");
-    assert!(said.contains("GPU 2: cannot be used: no permission"), "{said}");
+    assert!(said.contains("GPU 1 refused: the GPU is lost"), "{said}");
+    assert!(said.contains("GPU 2 refused: no permission"), "{said}");
 }
 
 /// nvisel lets an unreadable value pass a memory limit, and ranks it first.
@@ -502,7 +507,7 @@ fn tolerance_only_helps_to_reach_the_minimum() {
     assert_eq!(host.selected(&["-c", "1", "-f", "5000MiB", "--tol", "20"]), "0");
     let output = host.select(&["-c", "2", "-f", "5000MiB", "--tol", "20"]);
     assert_eq!(output.stdout, b"0,1\n");
-    assert!(stderr(&output).contains("GPU 1 satisfies the constraints only with the tolerance of 20 %"));
+    assert!(stderr(&output).contains("chosen only with the tolerance of 20 %: GPU 1\n"));
 }
 
 /// nvisel passes over the better slice when a count is given.
@@ -518,7 +523,7 @@ fn a_count_does_not_change_which_device_is_best() {
     assert_eq!(host.selected(&["-n", "1"]), host.selected(&[]));
     let output = host.select(&["-n", "2"]);
     assert_eq!(output.status.code(), Some(4));
-    assert!(stderr(&output).contains("at most 1 can ever"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("at most 1 of 3 GPUs can ever"), "{}", stderr(&output));
     // A mixed host refuses its slices with the reason; one with nothing else says that it cannot be asked.
     assert_eq!(host.selected(&["-G", "50"]), "0");
     let mut devices = gpus(&[0]);
@@ -556,6 +561,9 @@ fn what_nvisel_cannot_be_asked() {
 fn explain_and_json_tell_each_verdict() {
     let host = host_of(&[0, 9000]);
     let output = host.select(&["-f", "5G", "-G", "10", "--explain"]);
+    let line = "GPU 0 chosen as cuda:0\nGPU 1 refused: 1000.0 MiB free, needs 5 GB\n";
+    assert!(stderr(&output).starts_with(line), "{}", stderr(&output));
+    let output = host.select(&["-f", "5G", "-G", "10", "--explain", "--verbose"]);
     let said = stderr(&output);
     assert!(
         said.lines().any(|l| l.starts_with("GPU 1") && l.contains("min-free-memory") && l.ends_with("fail"))
@@ -633,7 +641,7 @@ fn a_job_is_told_its_devices_in_bus_order() {
     command.env("CUDA_VISIBLE_DEVICES", "0,9").args(["-n", "2", "--", "true"]);
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(75));
-    assert!(stderr(&output).contains("\"9\" is left out: no GPU has the index 9"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("\"9\" is ignored: no GPU has the index 9"), "{}", stderr(&output));
 }
 
 #[test]

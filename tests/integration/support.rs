@@ -1,5 +1,6 @@
 //! What every integration test needs: the program under test and the Python that reads its files.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -49,4 +50,13 @@ pub(crate) fn shared_library(dir: &Path, name: &str, source: &str, links: &[&Pat
     let output = compiler.args(links).arg("-ldl").output().expect("a C compiler");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     library
+}
+
+/// The directories of the sockets of the gpurun `minder` that are there.
+pub(crate) fn sockets_of(minder: i32) -> Vec<PathBuf> {
+    let user = std::fs::metadata("/proc/self").unwrap().uid();
+    let Ok(entries) = std::fs::read_dir(format!("/tmp/gpurun-{user}")) else { return Vec::new() };
+    let minder = minder.to_string();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.file_stem().is_some_and(|name| *name == *minder)).collect()
 }

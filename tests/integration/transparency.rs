@@ -4,6 +4,7 @@
 
 pub(crate) mod harness;
 pub(crate) mod pty;
+mod starts;
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
@@ -668,35 +669,6 @@ fn a_stopped_gpurun_does_not_stop_the_job() {
     assert_eq!(running.end().0, "code 0");
 }
 
-/// Waits until no process carries a mark: the kernel ends a sidecar after its minder.
-fn none_left(mark: &str) {
-    until("no process is left", || marked(mark).is_empty());
-}
-
-#[test]
-fn a_term_at_any_instant_of_the_start_loses_no_job_and_leaves_no_orphan() {
-    let mut seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos();
-    println!("seed {seed}");
-    for run in 0..200 {
-        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        // The delay is the stimulus: half the runs within the first 5 ms, where the start is.
-        let range = if run % 2 == 0 { 5_000 } else { 50_000 };
-        let delay = std::time::Duration::from_micros(u64::from(seed >> 8) % range);
-        let mark = format!("{}-{run}", std::process::id());
-        let mut gpurun = command(Way::Wrapped, &job_argv(&["wait"]));
-        gpurun.env("TEST_MARK", &mark).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut child = gpurun.spawn().unwrap();
-        std::thread::sleep(delay);
-        kill(pid_of(&child), libc::SIGTERM);
-        // stdin stays open, so only the TERM can have ended the job.
-        let stdin = child.stdin.take();
-        let status = describe(finish(&mut child));
-        assert_eq!(status, "signal 15", "run {run} after {delay:?}");
-        none_left(&mark);
-        drop(stdin);
-    }
-}
-
 /// A simulated box, its leases, and gpurun on it.
 struct Machine {
     dir: tempfile::TempDir,
@@ -762,27 +734,6 @@ fn while_it_waits_for_gpus_signals_act_on_gpurun() {
         assert_eq!(waiting.first_signals(), ["15"]);
     }
     assert_eq!(waiting.end().0, "code 0");
-}
-
-#[test]
-fn a_term_at_any_instant_of_choosing_and_starting_leaves_no_orphan() {
-    let machine = Machine::new();
-    let mut seed = std::process::id();
-    println!("seed {seed}");
-    for run in 0..60 {
-        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let delay = std::time::Duration::from_micros(u64::from(seed >> 8) % 60_000);
-        let mark = format!("driver-{}-{run}", std::process::id());
-        let mut gpurun = machine.gpurun(&["--quiet", "-n", "2"], &job_argv(&["wait"]));
-        gpurun.env("TEST_MARK", &mark).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut child = gpurun.spawn().unwrap();
-        std::thread::sleep(delay);
-        kill(pid_of(&child), libc::SIGTERM);
-        let stdin = child.stdin.take();
-        assert_eq!(describe(finish(&mut child)), "signal 15", "run {run} after {delay:?}");
-        none_left(&mark);
-        drop(stdin);
-    }
 }
 
 #[test]

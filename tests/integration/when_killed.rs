@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::logged::Place;
 use crate::transparency::harness::{alive, kill};
-use run::{JOB_STATUS, Phase, Run, SCENARIO, ends, hold_library, sidecar_of};
+use run::{JOB, JOB_STATUS, Phase, Run, SCENARIO, ends, hold_library, sidecar_of};
 
 /// How many runs there are at once.
 const AT_ONCE: usize = 4;
@@ -332,7 +332,7 @@ fn a_sidecar_that_is_stopped_is_not_waited_for_and_finishes_the_log_when_it_is_c
     assert_eq!(run.status().code(), Some(JOB_STATUS));
     let said = run.running.stderr();
     assert!(
-        said.contains("does not answer and is not waited for") && said.contains("recover m.parquet"),
+        said.contains("does not answer: gpurun ends without it") && said.contains("recover m.parquet"),
         "{said}"
     );
     assert!(run.holders().is_empty(), "the hold ends with the job");
@@ -384,7 +384,7 @@ fn a_minder_that_is_killed_as_the_job_is_executed_leaves_a_sidecar_that_follows_
     let directory = tempfile::tempdir().unwrap();
     let place = Place::new(SCENARIO);
     fs::write(place.path("hold-execve"), "").unwrap();
-    let mut run = Run::start(place, &hold_library(directory.path()), &["-n1"]);
+    let mut run = Run::start(place, &hold_library(directory.path()), &["-n1"], &JOB);
     run.reaches("hold-execve");
     kill(run.minder(), libc::SIGKILL);
     assert_eq!(run.status().signal(), Some(libc::SIGKILL));
@@ -402,11 +402,32 @@ fn a_minder_that_is_killed_as_the_job_is_executed_leaves_a_sidecar_that_follows_
 }
 
 #[test]
+fn a_job_that_cannot_be_executed_leaves_no_log_also_where_the_minder_is_killed() {
+    let directory = tempfile::tempdir().unwrap();
+    for kills in [true, false] {
+        let place = Place::new(SCENARIO);
+        fs::write(place.path("hold-execve"), "").unwrap();
+        let mut run = Run::start(place, &hold_library(directory.path()), &["-n1"], &["./nothing"]);
+        run.reaches("hold-execve");
+        if kills {
+            kill(run.minder(), libc::SIGKILL);
+            run.status();
+        }
+        fs::remove_file(run.place.path("hold-execve")).unwrap();
+        assert_eq!(run.status().code(), (!kills).then_some(127));
+        run.nobody_is_left();
+        assert_eq!(run.log_files(), Vec::<String>::new());
+        expect_gpu_free(&run);
+        assert!(run.sockets().is_empty());
+    }
+}
+
+#[test]
 fn a_job_without_a_choice_runs_without_a_sidecar() {
     let directory = tempfile::tempdir().unwrap();
     let place = Place::new(SCENARIO);
     fs::write(place.path("hold-fork"), "").unwrap();
-    let mut run = Run::start(place, &hold_library(directory.path()), &[]);
+    let mut run = Run::start(place, &hold_library(directory.path()), &[], &JOB);
     run.reaches("hold-fork");
     kill(sidecar_of(run.minder()), libc::SIGKILL);
     run.started();

@@ -9,13 +9,13 @@ use crate::model::reading::Reason;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvmlError {
     /// No file of these names could be found.
-    #[error("no NVIDIA driver library found (tried {tried}); is the NVIDIA driver installed?")]
+    #[error("no NVIDIA driver library found (tried {tried}): install the driver or set GPURUN_NVML_LIBRARY")]
     NoLibrary {
         /// The names, separated by commas.
         tried: String,
     },
     /// There is a file, and it is no usable NVML library.
-    #[error("{library} cannot be used as the NVIDIA driver library: {detail}")]
+    #[error("cannot use {library} as the NVIDIA driver library: {detail}")]
     BadLibrary {
         /// Name or path.
         library: String,
@@ -23,19 +23,21 @@ pub enum NvmlError {
         detail: String,
     },
     /// The process that loads the library does not live through it.
-    #[error("the NVIDIA driver library ends the process that loads it ({how})")]
+    #[error("loading the NVIDIA driver library ended the process ({how})")]
     LoadCrashed {
         /// The signal or the exit status.
         how: String,
     },
     /// The library is there, the kernel's driver is not.
-    #[error("the NVIDIA driver is not running ({library} is there, its kernel module is not loaded)")]
+    #[error("the NVIDIA driver is not running ({library} was found, the kernel module is not loaded)")]
     NoDriver {
         /// Name or path.
         library: String,
     },
     /// The devices are closed to this user or cgroup.
-    #[error("no permission to talk to the NVIDIA driver through {library}; check the access to /dev/nvidia*")]
+    #[error(
+        "no permission to use the NVIDIA driver through {library}; check the permissions of /dev/nvidia*"
+    )]
     NoPermission {
         /// Name or path.
         library: String,

@@ -5,10 +5,13 @@ use std::time::{Duration, Instant};
 use super::observe::Observer;
 use super::order::ordinals;
 use super::watch::Watchers;
-use super::{ChooseError, CudaOrder, Probe, Screen, Settled, Shortage, Surroundings, dropped_notes};
+use super::{
+    ChooseError, CudaOrder, Probe, Screen, Settled, Shortage, Surroundings, VISIBLE_VARIABLE, dropped_notes,
+    verdicts,
+};
 use crate::model::device::{ComputeMode, DeviceSnapshot, ProbeRequest};
 use crate::model::id::GpuUuid;
-use crate::model::selection::{Constraints, Patience, Settings};
+use crate::model::selection::{Candidates, Constraints, Patience, Settings};
 use crate::selection::SelectionError;
 use crate::selection::choose::{Choice, Constraint, choose};
 use crate::selection::explain;
@@ -17,6 +20,7 @@ use crate::selection::lease::LeaseDirectory;
 use crate::selection::queue::Ticket;
 use crate::selection::visible::{self, Ordinals};
 use crate::sys::format;
+use crate::sys::notice::Verbosity;
 
 /// How often the first in the queue asks the driver about processes that hold no lease.
 const POLL: Duration = Duration::from_secs(2);
@@ -46,6 +50,9 @@ pub(super) struct Chooser<'a> {
     pub(super) notes: Vec<String>,
     pub(super) noted: bool,
     pub(super) observer: Option<Observer>,
+    pub(super) verbosity: Verbosity,
+    /// GPUs that the inherited `CUDA_VISIBLE_DEVICES` leaves out, of all.
+    pub(super) hidden: Option<(usize, usize)>,
 }
 
 impl Chooser<'_> {
@@ -80,7 +87,8 @@ impl Chooser<'_> {
         }
         if !waits {
             // Read again: what stood in the way may have come between the two looks.
-            let look = if look.choice.enough { self.look()? } else { look };
+            let mut look = if look.choice.enough { self.look()? } else { look };
+            self.add_users(&mut look);
             return Err(ChooseError::TooFew(self.too_few(&look)));
         }
         self.wait(look, begun, deadline, screen)
@@ -125,6 +133,7 @@ impl Chooser<'_> {
         }
         let ordinals = self.ordinals.as_ref().unwrap_or(&Ordinals::PciBus);
         let seen = visible::parse(&text, &snapshots, ordinals);
+        self.hidden = Some((snapshots.len() - seen.devices.len(), snapshots.len()));
         if !self.noted {
             self.noted = true;
             self.notes.extend(dropped_notes(&seen.dropped));
@@ -216,8 +225,9 @@ impl Chooser<'_> {
             if deadline.is_some_and(|deadline| now >= deadline) {
                 screen.clear();
                 let waited = format::elapsed((now - begun).as_secs());
+                self.add_users(&mut look);
                 let mut why = self.too_few(&look);
-                why.text = format!("waited {waited} in vain: {}", why.text);
+                why.text = format!("timed out after {waited}: {}", why.text);
                 return Err(ChooseError::WaitedTooLong(why));
             }
             if now >= next_status {
@@ -253,12 +263,12 @@ impl Chooser<'_> {
     fn waiting_line(&self, look: &Look, ahead: usize, waited: Duration, trouble: Option<&str>) -> String {
         let wanted = self.constraints.count.min;
         let now = look.choice.chosen.len();
-        let mut line =
-            format!("waiting {} for {wanted} {}", format::elapsed(waited.as_secs()), gpus(wanted as usize));
+        let waited = format::elapsed(waited.as_secs());
+        let mut line = format!("waiting for {wanted} {} ({waited})", gpus(wanted as usize));
         if ahead > 0 {
             line.push_str(&format!(": {ahead} ahead in the queue"));
         } else {
-            line.push_str(&format!(": {now} of {} now", look.candidates.len()));
+            line.push_str(&format!(": {now} of {} available", look.candidates.len()));
             let reasons: Vec<String> = refusals(look).take(2).collect();
             if !reasons.is_empty() {
                 line.push_str(&format!("; {}", reasons.join("; ")));
@@ -270,39 +280,61 @@ impl Chooser<'_> {
         line
     }
 
+    /// Reads who uses the devices, for the explanation. What cannot be read is left out of it.
+    fn add_users(&mut self, look: &mut Look) {
+        let request = ProbeRequest { processes: true, ..ProbeRequest::default() };
+        let Ok(snapshots) = (self.probe)(&request) else { return };
+        for device in &mut look.candidates {
+            let same = |other: &&DeviceSnapshot| (other.index, other.mig) == (device.index, device.mig);
+            if let Some(read) = snapshots.iter().find(same) {
+                device.processes = read.processes.clone();
+            }
+        }
+    }
+
     fn too_few(&self, look: &Look) -> Shortage {
         let wanted = self.constraints.count.min as usize;
-        let text = format!(
-            "{} of {} {} the constraints now, and {wanted} {} wanted",
-            look.choice.chosen.len(),
+        let chosen = look.choice.chosen.len();
+        let mut text = format!(
+            "{chosen} of {} {} the constraints now, {wanted} {} needed",
             counted(look.candidates.len()),
-            if look.choice.chosen.len() == 1 || look.candidates.len() == 1 { "satisfies" } else { "satisfy" },
+            if chosen == 1 || look.candidates.len() == 1 { "satisfies" } else { "satisfy" },
             if wanted == 1 { "is" } else { "are" },
         );
-        self.with_reasons(&text, look)
+        if self.settings.patience == Patience::None {
+            text.push_str("; --wait waits until they do");
+        }
+        self.with_reasons(text, look)
     }
 
     fn never(&self, look: &Look, attainable: usize) -> Shortage {
         let wanted = self.constraints.count.min as usize;
-        let of = if self.text.is_some() { " that can be seen" } else { "" };
         let text = format!(
-            "{wanted} {} wanted, but of {}{of} at most {attainable} can ever satisfy the constraints",
+            "{wanted} {} needed, but at most {attainable} of {} can ever satisfy the constraints",
             if wanted == 1 { "GPU is" } else { "GPUs are" },
             counted(look.candidates.len()),
         );
-        self.with_reasons(&text, look)
+        self.with_reasons(text, look)
     }
 
-    /// Adds why each device was refused: in short, or as the whole table.
-    fn with_reasons(&self, line: &str, look: &Look) -> Shortage {
-        let reasons = match self.settings.explain {
-            true => explain::table(&look.choice, &look.candidates),
-            false => explain::short(&look.choice, &look.candidates),
-        };
-        Shortage {
-            text: format!("{line}\n{reasons}").trim_end().to_owned(),
-            json: explain::json(&look.choice, &look.candidates, self.settings.format),
+    /// Adds what hides GPUs, and why each device was refused.
+    fn with_reasons(&self, mut line: String, look: &Look) -> Shortage {
+        line.push_str(&self.hidden_text());
+        for reason in verdicts(&look.choice, &look.candidates, self.verbosity) {
+            line.push_str("\n  ");
+            line.push_str(&reason);
         }
+        Shortage { text: line, json: explain::json(&look.choice, &look.candidates, self.settings.format) }
+    }
+
+    /// The option that brings back the GPUs that an inherited `CUDA_VISIBLE_DEVICES` hides.
+    fn hidden_text(&self) -> String {
+        let Some((hidden @ 1.., all)) = self.hidden else { return String::new() };
+        let Candidates::Inherited = self.settings.candidates else { return String::new() };
+        let value = self.text.as_deref().unwrap_or_default();
+        let way_out =
+            if self.constraints.for_job { "--all-devices ignores it" } else { "leave out -i to ignore it" };
+        format!("; {VISIBLE_VARIABLE}={value:?} hides {hidden} of {}: {way_out}", counted(all))
     }
 }
 
@@ -330,8 +362,7 @@ fn held(look: &Look) -> Vec<&GpuUuid> {
 fn refusals(look: &Look) -> impl Iterator<Item = String> + '_ {
     look.choice.judged.iter().filter_map(|judged| {
         let device = look.candidates.get(judged.candidate)?;
-        let verdict = judged.verdicts.iter().find(|verdict| verdict.refuses())?;
-        Some(format!("{} {}", explain::device_label(device), explain::verdict_text(verdict)))
+        Some(format!("{} {}", explain::device_label(device), explain::refusal(judged, device)?))
     })
 }
 

@@ -30,8 +30,8 @@ pub(super) fn ordinals(
         Ok(order) => Ordinals::Cuda(order),
         Err(why) => {
             notes.push(format!(
-                "{VISIBLE_VARIABLE} counts in CUDA's own order, fastest first, which cannot be asked here ({why}); \
-                 its numbers are taken in PCI order: set {ORDER_VARIABLE}=PCI_BUS_ID or use UUIDs to be sure"
+                "{VISIBLE_VARIABLE} counts in CUDA's order, fastest first, which cannot be read here ({why}); PCI \
+                 order is assumed: set {ORDER_VARIABLE}=PCI_BUS_ID or use UUIDs"
             ));
             Ordinals::PciBus
         }
@@ -60,7 +60,7 @@ pub fn this_is_gpurun() {
 pub fn ask_cuda() -> Result<Vec<GpuUuid>, String> {
     if !IS_GPURUN.load(Ordering::Relaxed) {
         // Started once more, a program of somebody else's would do its own work.
-        return Err("only the gpurun command can ask".to_owned());
+        return Err("only the gpurun command can read it".to_owned());
     }
     let binary = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut child = Command::new(binary)
@@ -90,7 +90,12 @@ pub fn ask_cuda() -> Result<Vec<GpuUuid>, String> {
     let output = child.wait_with_output().map_err(|error| error.to_string())?;
     if !status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
-        return Err(text.lines().next().unwrap_or("the child failed without a word").trim().to_owned());
+        return Err(text
+            .lines()
+            .next()
+            .unwrap_or("the process that reads it failed without a message")
+            .trim()
+            .to_owned());
     }
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(GpuUuid::new).collect())
 }

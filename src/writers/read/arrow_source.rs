@@ -14,12 +14,13 @@ use arrow_array::types::{
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Schema, TimeUnit};
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
-use parquet::file::metadata::KeyValue;
+use parquet::file::metadata::{KeyValue, ParquetMetaData};
 
 use super::super::WriterError;
 use super::super::columns::ReadRow;
 use super::super::decode::decode;
 use super::super::metadata::Metadata;
+use super::super::parquet_checksum;
 use super::cells::{Cells, Shape, Texts, Value, rows_of};
 use super::not_a_log;
 
@@ -29,6 +30,8 @@ const BATCH: usize = 4096;
 /// A Parquet file that is being read.
 pub(super) struct ParquetSource {
     reader: ParquetRecordBatchReader,
+    /// The file with what it says about itself, until its checksum is compared before the first rows.
+    unchecked: Option<(File, Arc<ParquetMetaData>)>,
     rows: u64,
     read: u64,
 }
@@ -41,14 +44,16 @@ pub(super) struct ParquetAbout {
 
 impl ParquetSource {
     pub(super) fn open(path: &Path, file: File) -> Result<(ParquetSource, ParquetAbout), WriterError> {
+        let handle = file.try_clone().map_err(WriterError::io("read", path))?;
         let builder = decode(|| ParquetRecordBatchReaderBuilder::try_new(file))
             .map_err(|e| not_a_log(path, format!("not a whole Parquet file: {e}")))?;
+        let unchecked = Some((handle, Arc::clone(builder.metadata())));
         let of_file = builder.metadata().file_metadata();
         let metadata = key_values(of_file.key_value_metadata());
         let rows = u64::try_from(of_file.num_rows()).unwrap_or(0);
         let names = names_of(builder.schema());
         let reader = decode(|| builder.with_batch_size(BATCH).build()).map_err(|e| not_a_log(path, e))?;
-        Ok((ParquetSource { reader, rows, read: 0 }, ParquetAbout { metadata, names }))
+        Ok((ParquetSource { reader, unchecked, rows, read: 0 }, ParquetAbout { metadata, names }))
     }
 
     /// The part of the rows that has been read, of this many bytes.
@@ -58,6 +63,11 @@ impl ParquetSource {
     }
 
     pub(super) fn next_batch(&mut self, path: &Path) -> Result<Option<RecordBatch>, WriterError> {
+        if let Some((file, metadata)) = self.unchecked.take()
+            && !parquet_checksum::is_whole(&file, &metadata).map_err(WriterError::io("read", path))?
+        {
+            return Err(not_a_log(path, "its checksum is wrong: it was damaged after it was written"));
+        }
         let batch = decode(|| self.reader.next().transpose()).map_err(|e| not_a_log(path, e))?;
         self.read += batch.as_ref().map_or(0, |batch| batch.num_rows() as u64);
         Ok(batch)
@@ -68,7 +78,7 @@ fn key_values(pairs: Option<&Vec<KeyValue>>) -> Metadata {
     pairs
         .into_iter()
         .flatten()
-        .filter(|pair| pair.key.starts_with("gpurun."))
+        .filter(|pair| pair.key.starts_with("gpurun.") && pair.key != parquet_checksum::KEY)
         .filter_map(|pair| Some((pair.key.clone(), pair.value.clone()?)))
         .collect()
 }

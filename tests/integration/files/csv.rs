@@ -68,7 +68,7 @@ fn log() -> &'static (Vec<u8>, Vec<ReadRow>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
+    #![proptest_config(mutations(500))]
 
     /// A number that became another one cannot be told from it; nothing else may change.
     #[test]

@@ -288,7 +288,7 @@ fn after_kill_9_recover_finishes_what_gpurun_wrote_and_the_job_lives_on() {
     assert!(csv[..both] == parquet[..both]);
     assert!(event_records(&only_event_file(&path("tb/gpurun"))).0.len() > 2);
     let again = recover(dir.path(), &["m.parquet", "m.csv"]);
-    assert!(String::from_utf8_lossy(&again.stdout).matches("whole already").count() == 2, "{again:?}");
+    assert!(String::from_utf8_lossy(&again.stdout).matches("already complete").count() == 2, "{again:?}");
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn are_whole_blocks(rows: &[ReadRow]) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(150) })]
+    #![proptest_config(mutations(150))]
 
     #[test]
     fn a_flipped_bit_costs_its_own_row_set_and_keeps_the_journal(at in any::<prop::sample::Index>(), bit in 0..8) {

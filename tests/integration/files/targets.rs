@@ -168,7 +168,7 @@ fn an_editor_on_a_live_log_loses_no_row() {
     );
     let (rows, torn) = read(&dir.path().join("m-2.csv"));
     assert_eq!(torn, None);
-    assert!(said.contains(&format!("m-2.csv: {} rows", rows.len())), "{said}");
+    assert!(said.contains(&format!("m-2.csv ({} rows)", rows.len())), "{said}");
     assert!(windows_without_gap(&rows) > 5);
     assert!(fs::read_to_string(dir.path().join("m.csv")).unwrap().contains("HOST"));
 }
@@ -187,7 +187,7 @@ fn a_log_directory_that_is_renamed_is_written_where_it_is() {
     for name in ["m.csv", "m.parquet"] {
         let (rows, _) = read(&old.join(name));
         assert!(windows_without_gap(&rows) > 5);
-        let line = format!("{}: {} rows", old.join(name).display(), rows.len());
+        let line = format!("{} ({} rows)", old.join(name).display(), rows.len());
         assert!(said.contains(&line), "{line}: {said}");
     }
     assert_eq!(fs::read_dir(&old).unwrap().count(), 2, "no journal and no temporary file stays");
@@ -211,7 +211,7 @@ fn the_rows_that_are_said_are_those_of_the_file() {
         serde_json::from_slice(&fs::read(dir.path().join("s.json")).unwrap()).unwrap();
     for (n, (name, count, unit)) in counted.into_iter().enumerate() {
         assert!(
-            count >= 9 && said.contains(&format!("{name}: {count} {unit}\n")),
+            count >= 9 && said.contains(&format!("{name} ({count} {unit})")),
             "{name} has {count}: {said}"
         );
         assert_eq!(summary["targets"][n]["rows"], count);

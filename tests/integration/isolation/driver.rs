@@ -37,7 +37,7 @@ fn a_driver_that_ends_its_process_costs_the_rest_of_the_log() {
         let output = with_job(command, &["sh", "-c", AFTER_THE_SIDECAR]);
         assert_eq!(describe(output.status), "code 4", "{die:?}: {}", said(&output));
         let line = format!(
-            "gpurun: the measuring process {how}: the log ends here, the job does not; to finish the log: gpurun recover {}",
+            "gpurun: the measuring process {how}: the log ends here, the job continues; finish the log with 'gpurun recover {}'",
             parquet.display()
         );
         assert_eq!(lines(&output), [line], "{die:?}");
@@ -55,7 +55,7 @@ fn a_driver_that_ends_its_process_at_its_start_costs_the_log() {
         machine(dir.path(), dies("nvmlInit*", 0, die)).apply(&mut command).current_dir(dir.path());
         let output = with_job(command, &["sh", "-c", AFTER_THE_SIDECAR]);
         assert_eq!(describe(output.status), "code 4", "{die:?}: {}", said(&output));
-        let line = format!("gpurun: the measuring process {how}: the log ends here, the job does not");
+        let line = format!("gpurun: the measuring process {how}: the log ends here, the job continues");
         assert_eq!(lines(&output), [line], "{die:?}");
     }
 }
@@ -85,7 +85,7 @@ fn a_driver_library_that_cannot_be_loaded_alive_costs_its_own_values_only() {
         let output = with_job(command, &["sh", "-c", "sleep 0.5; exit 4"]);
         assert_eq!(describe(output.status), "code 4", "{statement}: {}", said(&output));
         let line =
-            format!("gpurun: no GPU values: the NVIDIA driver library ends the process that loads it {how}");
+            format!("gpurun: no GPU values: loading the NVIDIA driver library ended the process {how}");
         assert!(lines(&output).contains(&line), "{}", said(&output));
         assert!(known(&log, "host") > 0 && known(&log, "job") > 0, "{statement}");
     }
@@ -94,9 +94,9 @@ fn a_driver_library_that_cannot_be_loaded_alive_costs_its_own_values_only() {
 #[test]
 fn a_driver_that_ends_its_process_while_gpus_are_chosen_is_an_error_of_one_line() {
     let cases: [(&[&str], &str, &str); 3] = [
-        (&["-n", "1", "--", "touch", "ran"], "code 125", "GPUs cannot be chosen: the measuring process"),
-        (&["select"], "code 2", "the process that asks the NVIDIA driver"),
-        (&["devices"], "code 125", "the process that asks the NVIDIA driver"),
+        (&["-n", "1", "--", "touch", "ran"], "code 125", "cannot choose GPUs: the measuring process"),
+        (&["select"], "code 2", "the process that reads the NVIDIA driver"),
+        (&["devices"], "code 125", "the process that reads the NVIDIA driver"),
     ];
     let check = |dir: &Path, driver: &fake_nvml::Installed, how: &str| {
         for (words, status, subject) in cases {

@@ -15,7 +15,9 @@ use fake_nvml::{Cuda, Gpu, Scenario};
 use super::lines;
 use crate::faults::{FAST, gpurun, said, with_job};
 use crate::support::{kill_sidecar, python, shared_library, sidecar_of};
-use crate::transparency::harness::{Running, alive, describe, finish, job_argv, kill, pid_of, state, until};
+use crate::transparency::harness::{
+    Running, alive, describe, finish, job_argv, kill, marked, pid_of, state, until,
+};
 
 fn one_gpu(dir: &Path) -> fake_nvml::Installed {
     let gpu = vec![Gpu::with_memory(81_920.0, 512.0, 0.0)];
@@ -116,7 +118,7 @@ fn the_sidecar_keeps_none_of_the_files_that_gpurun_was_started_with() {
 fn left_behind(dir: &Path, job: &[OsString]) -> Vec<String> {
     let output = with_job(gpurun(dir, &[]), job);
     assert_eq!(describe(output.status), "code 0", "{}", said(&output));
-    lines(&output).into_iter().filter(|line| line.contains("left behind")).collect()
+    lines(&output).into_iter().filter(|line| line.contains("the job left process")).collect()
 }
 
 /// Python's resource tracker ends after the process whose shared memory it watches.
@@ -152,7 +154,8 @@ fn what_ends_right_after_the_job_is_not_left_behind_and_what_stays_is_named_once
     let named = left_behind(dir.path(), &argv.collect::<Vec<_>>());
     let pid: i32 = fs::read_to_string(&file).unwrap().trim().parse().unwrap();
     kill(pid, libc::SIGKILL);
-    assert_eq!(named, [format!("gpurun: left behind by the job: process {pid} (sleep 60)")]);
+    let expected = format!("the job left process {pid} (sleep 60) running");
+    assert!(named.len() == 1 && named[0].contains(&expected), "{named:?}");
 }
 
 #[test]
@@ -210,7 +213,7 @@ fn where_gpurun_was_killed_a_living_process_is_named_as_the_holder() {
     assert_eq!((&found["process"], &found["job"]), (&heir.into(), &serde_json::Value::Null));
     assert_eq!(describe(refused.status), "code 75");
     assert!(said(&refused).contains(&format!("held by pid {heir} of ")), "{}", said(&refused));
-    assert!(String::from_utf8_lossy(&listed.stdout).contains(&format!("pid {heir} of ")));
+    assert!(String::from_utf8_lossy(&listed.stdout).contains(&format!(" {heir} ")));
     until("its end frees the GPU", || own(&["-n", "1", "--", "true"]).status.success());
     assert_eq!(holder(), serde_json::Value::Null);
 }
@@ -311,4 +314,57 @@ fn sampling_goes_on_after_a_stop_in_a_flood_of_marks() {
         outcome.unwrap();
     });
     assert_eq!(running.end().0, "code 0");
+}
+
+/// A run in an address space of this many KiB: whether the job ran, and what came of it.
+fn in_address_space(dir: &Path, kib: u64) -> (bool, std::process::Output) {
+    let (ran, mark) = (dir.join("ran"), format!("space-{}-{kib}", std::process::id()));
+    let _ = fs::remove_file(&ran);
+    let script = format!("ulimit -v {kib}; exec \"$@\"");
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script, "sh"]).arg(crate::support::gpurun());
+    command.args([
+        "--overwrite",
+        "--interval",
+        "50ms",
+        "--window",
+        "100ms",
+        "--log",
+        "m.csv",
+        "--log",
+        "m.parquet",
+    ]);
+    command
+        .args(["--", "sh", "-c", "echo > ran; sleep 0.2; exit 4"])
+        .current_dir(dir)
+        .env("TEST_MARK", &mark);
+    let output = command.env_remove("RUST_BACKTRACE").stdin(Stdio::null()).output().unwrap();
+    until("nobody is left", || marked(&mark).is_empty());
+    (ran.exists(), output)
+}
+
+#[test]
+fn in_an_address_space_too_small_for_the_sidecar_the_job_has_its_status() {
+    let dir = tempfile::tempdir().unwrap();
+    // Below this nothing starts, from here on the job does.
+    let (mut too_small, mut enough) = (1024_u64, 1024 * 1024);
+    assert!(in_address_space(dir.path(), enough).0);
+    while enough - too_small > 64 {
+        let between = too_small.midpoint(enough);
+        if in_address_space(dir.path(), between).0 { enough = between } else { too_small = between }
+    }
+    let mut lost = 0;
+    for kib in (enough..enough + 16 * 1024).step_by(512) {
+        let (ran, output) = in_address_space(dir.path(), kib);
+        assert!(ran, "{kib}: {}", said(&output));
+        assert_eq!(describe(output.status), "code 4", "{kib}: {}", said(&output));
+        let is_loss =
+            |line: &&String| line.contains("nothing is logged") || line.contains("the log ends here");
+        let losses = lines(&output).iter().filter(is_loss).count();
+        assert!(losses <= 1, "{kib}: {}", said(&output));
+        let summary = lines(&output).iter().any(|line| line.starts_with("gpurun: exited with status 4"));
+        assert!(losses == 1 || summary, "{kib}: {}", said(&output));
+        lost += losses;
+    }
+    assert!(lost > 0, "there is a limit at which the sidecar cannot work and the job can");
 }

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use crate::logged::{Place, Running, text, until};
+use crate::support::sockets_of;
 use crate::transparency::harness::{alive, finish, kill, marked, state};
 
 /// Where in its run a gpurun is.
@@ -96,7 +96,8 @@ hang_while = "DIR/hold-driver"
 "#;
 
 /// Says that it runs, ends when it is told to, says that it has.
-const JOB: &str = "echo $$ > started.new; mv started.new started; read line; echo > ended; exit 7";
+pub(super) const JOB: [&str; 3] =
+    ["sh", "-c", "echo $$ > started.new; mv started.new started; read line; echo > ended; exit 7"];
 
 /// The status of the job that has come to its end.
 pub(super) const JOB_STATUS: i32 = 7;
@@ -119,7 +120,7 @@ impl Run {
             fs::write(place.path(hold), "").unwrap();
         }
         let options = if holder.is_some() { "--wait" } else { "-n1" };
-        let mut run = Self::start(place, library, &[options]);
+        let mut run = Self::start(place, library, &[options], &JOB);
         run.holder = holder;
         match phase {
             Phase::BeforeTheChoice => run.reaches("hold-fork"),
@@ -146,10 +147,10 @@ impl Run {
     }
 
     /// Starts one that is held where a file says so.
-    pub(super) fn start(place: Place, library: &Path, options: &[&str]) -> Self {
+    pub(super) fn start(place: Place, library: &Path, options: &[&str], job: &[&str]) -> Self {
         let mut command = place.gpurun(options);
         command.args(["--interval", "50ms", "--window", "200ms", "--log", "m.csv", "--log", "m.parquet"]);
-        command.args(["--", "sh", "-c", JOB]);
+        command.arg("--").args(job);
         place.driver.log_calls(&mut command);
         let mark = place.path("").display().to_string();
         command.env("LD_PRELOAD", library).env("TEST_MARK", &mark);
@@ -294,11 +295,7 @@ impl Run {
 
     /// The directories of the run's socket that are there.
     pub(super) fn sockets(&self) -> Vec<PathBuf> {
-        let user = fs::metadata("/proc/self").unwrap().uid();
-        let minder = self.minder().to_string();
-        let Ok(entries) = fs::read_dir(format!("/tmp/gpurun-{user}")) else { return Vec::new() };
-        let paths = entries.map(|entry| entry.unwrap().path());
-        paths.filter(|path| path.file_stem().is_some_and(|name| *name == *minder)).collect()
+        sockets_of(self.minder())
     }
 }
 
