@@ -2,7 +2,7 @@
 //!
 //! Columns, TensorBoard tags, schemas, the README's table, `gpurun metrics` and `--metrics` all
 //! derive from [`CATALOGUE`]. A counter's reading is the running total of `unit x seconds`, so that
-//! its rate has the catalogue's unit.
+//! its rate has the catalogue's unit; that of an amount is a running total in the unit itself.
 
 /// What a metric is about; the `scope` column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,6 +45,24 @@ pub enum Kind {
     Gauge,
     /// Statistics of the rate of a running total.
     Counter,
+    /// By how much a running total rises in a span: all four statistics are that amount, which adds up over spans.
+    Amount,
+}
+
+impl Kind {
+    /// The word in the catalogue's listing.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Gauge => "gauge",
+            Kind::Counter => "counter",
+            Kind::Amount => "amount",
+        }
+    }
+
+    /// Whether readings are running totals.
+    pub fn is_total(self) -> bool {
+        self != Kind::Gauge
+    }
 }
 
 /// What a read costs, and so how often it is made.
@@ -339,6 +357,12 @@ catalogue! {
         source: "integral of power_usage",
         absent: "where the counter answers",
         about: "energy since the first sample of the run, estimated; only where there is no counter",
+    }
+    GpuEnergyUsed {
+        Gpu, "energy_used", "J", Amount, Cheap, "power", Device,
+        source: "as energy, else as energy_from_power",
+        absent: "where neither is known",
+        about: "energy used in the window: the sum over windows is that of the run",
     }
     GpuFanSpeed {
         Gpu, "fan_speed", "%", Gauge, Expensive, "fan", Device,

@@ -154,6 +154,7 @@ fn gpu(totals: &Totals, device: &DeviceIdentity) -> GpuSummary {
         temperature_c: figures(MetricId::GpuTemperature),
         power_w: figures(MetricId::GpuPowerUsage),
         energy_j: counted.or(integrated),
+        energy_wh: counted.or(integrated).map(|joules| joules / 3600.0),
         energy_source: counted.map(|_| "counter").or(integrated.map(|_| "power")),
         throttled_power_s: seconds(MetricId::GpuThrottledPower),
         throttled_thermal_s: seconds(MetricId::GpuThrottledThermal),

@@ -120,6 +120,8 @@ pub struct GpuSummary {
     pub power_w: Figures,
     /// Energy of the run in J.
     pub energy_j: Option<f64>,
+    /// The same in Wh.
+    pub energy_wh: Option<f64>,
     /// `counter`, or `power` when integrated from the power readings; null without energy.
     pub energy_source: Option<&'static str>,
     /// Seconds held down by the power cap.

@@ -167,7 +167,7 @@ fn energy_names_its_source() {
     let estimated = summary(&[window(10.0, rows)]);
     assert_eq!(estimated.gpus[0].energy_source, Some("power"));
     assert!(
-        text::lines(&estimated)[1].contains("12.0 kJ (from power readings)"),
+        text::lines(&estimated)[1].contains("3.3 Wh (from power readings)"),
         "{:?}",
         text::lines(&estimated)
     );

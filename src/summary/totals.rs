@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::model::id::{GpuUuid, ProcessKey};
-use crate::model::metric::{MetricId, Scope};
+use crate::model::metric::{Kind, MetricId, Scope};
 use crate::model::series::SeriesInfo;
 use crate::model::window::{Row, RowKind, WindowBatch};
 
@@ -39,7 +39,7 @@ impl Key {
 pub struct SeriesTotal {
     /// What it is about.
     pub series: Arc<SeriesInfo>,
-    /// Sum of `mean x seconds` over the windows that have a mean.
+    /// Sum of `mean x seconds` over the windows that have a mean; of amounts, the sum of those.
     pub integral: f64,
     /// Seconds of those windows.
     pub known_s: f64,
@@ -64,7 +64,7 @@ impl SeriesTotal {
     fn add(&mut self, row: &Row, window_s: f64) {
         let stats = &row.stats;
         if let Some(mean) = stats.mean {
-            self.integral += mean * window_s;
+            self.integral += if row.series.kind() == Kind::Amount { mean } else { mean * window_s };
             self.known_s += window_s;
         }
         self.min = fold(self.min, stats.min, f64::min);

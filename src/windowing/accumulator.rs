@@ -111,6 +111,11 @@ impl Acc {
 
     /// The numbers as rows carry them.
     pub(super) fn stats(&self, kind: Kind) -> Stats {
+        if kind == Kind::Amount {
+            let amount = (self.covered > 0).then_some(self.integral);
+            let (samples, missing) = (self.samples, self.missing);
+            return Stats { mean: amount, min: amount, max: amount, last: amount, samples, missing };
+        }
         let known = |value: f64| (!value.is_nan()).then_some(value);
         let mean = if self.covered > 0 {
             self.integral / (self.covered as f64 / NANOS)
@@ -236,8 +241,8 @@ impl Series {
                 self.value = None;
                 Step::GaugeHold { from }
             }
-            (Kind::Counter, None) => Step::CounterMissing,
-            (Kind::Counter, Some(total)) => {
+            (Kind::Counter | Kind::Amount, None) => Step::CounterMissing,
+            (Kind::Counter | Kind::Amount, Some(total)) => {
                 let before = self.value;
                 match before {
                     Some(point) if point.at >= at => return Step::Nothing,
@@ -288,7 +293,7 @@ impl Series {
 
     /// What was suspended breaks a counter: the host's totals ran on meanwhile.
     pub(super) fn suspend(&mut self) {
-        if self.kind == Kind::Counter {
+        if self.kind.is_total() {
             (self.value, self.anchor) = (None, None);
         }
     }
@@ -314,7 +319,7 @@ impl Series {
     /// Whether the edge of a span that ended at `end` is still open: a value or total to come can settle it.
     pub(super) fn is_waiting(&self, end: u64, now: u64) -> bool {
         let near = match self.kind {
-            Kind::Counter => true,
+            Kind::Counter | Kind::Amount => true,
             Kind::Gauge => now <= end + self.edge,
         };
         near && self.limit != u64::MAX
@@ -333,7 +338,7 @@ impl Series {
 
     /// Gives a span that no rate settled the last known rate, if that is near enough.
     pub(super) fn settle_rate(&self, acc: &mut Acc, end: u64) {
-        if self.kind == Kind::Counter
+        if self.kind.is_total()
             && acc.is_blank()
             && let Some(rate) = self.rate
             && self.within_reach(end).is_some_and(|point| point.at < end)

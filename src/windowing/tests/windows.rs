@@ -245,3 +245,17 @@ fn the_open_window_can_be_looked_at() {
     assert_eq!((now.ordinal, now.end, now.window_s), (1, ms(1500), 1.5));
     assert_eq!(gauge(&now), full(10.0, 10.0, 10.0, 10.0, 2, 0));
 }
+
+#[test]
+fn an_amount_is_that_of_the_window_and_adds_up() {
+    let mut fold = fold(2000, 0);
+    let energy = SeriesId(2);
+    fold.open_series(energy, info(MetricId::GpuEnergyUsed, 1000));
+    values(&mut fold, energy, &[(500, 0.0), (1500, 100.0), (2500, 300.0), (3500, 300.0)]);
+    let out = finish(fold, 4500);
+    let amounts: Vec<_> = out.iter().map(|batch| stats(batch, MetricId::GpuEnergyUsed).unwrap()).collect();
+    // Of the 200 J between 1.5 and 2.5 s, half belongs to each window; the last one has no total to go by.
+    assert_eq!(amounts[0], full(200.0, 200.0, 200.0, 200.0, 1, 0));
+    assert_eq!(amounts[1], full(100.0, 100.0, 100.0, 100.0, 2, 0));
+    assert_eq!(amounts[2], Stats::default());
+}
