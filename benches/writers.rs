@@ -269,6 +269,8 @@ impl Day {
         WindowBatch {
             kind: RowKind::Window,
             tag: Arc::clone(&self.run.root_tag),
+            occurrence: 1,
+            epoch: None,
             step: None,
             rank: None,
             ordinal: n,

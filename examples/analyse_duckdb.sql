@@ -36,6 +36,13 @@ WHERE scope = 'gpu' AND kind = 'step' AND metric = 'gpu_utilization'
 GROUP BY step
 ORDER BY step;
 
+-- By epoch: steps, and milliseconds of a step.
+SELECT epoch, sum(samples) AS steps, round(sum(mean * samples) / sum(samples), 1) AS step_ms, max("max") AS longest_ms
+FROM metrics
+WHERE kind = 'step' AND scope = 'batch_time' AND metric = 'step'
+GROUP BY epoch
+ORDER BY epoch;
+
 -- What the files say about their runs.
 SELECT file_name, decode(key) AS key, decode(value) AS value
 FROM parquet_kv_metadata('*.parquet')

@@ -20,7 +20,7 @@ import pandas as pd
 # In CSV an empty field says nothing about its type, so the types are named here. An empty unit is a
 # unit (a bare number), not a missing value.
 CSV_TYPES = {
-    "rank": "Int32", "step": "Int64", "gpu": "Int32", "cuda": "Int32", "pid": "Int64",
+    "rank": "Int32", "occurrence": "Int32", "epoch": "Int64", "step": "Int64", "gpu": "Int32", "cuda": "Int32", "pid": "Int64",
     "samples": "UInt32", "missing": "UInt32",
     "run": "str", "host": "str", "kind": "str", "tag": "str", "scope": "str",
     "uuid": "str", "process": "str", "metric": "str", "unit": "str",

@@ -11,7 +11,7 @@ import polars as pl
 
 # In CSV an empty field says nothing about its type.
 CSV_TYPES = {
-    "rank": pl.Int32, "step": pl.Int64, "gpu": pl.Int32, "cuda": pl.Int32, "pid": pl.Int64,
+    "rank": pl.Int32, "occurrence": pl.Int32, "epoch": pl.Int64, "step": pl.Int64, "gpu": pl.Int32, "cuda": pl.Int32, "pid": pl.Int64,
     "uuid": pl.String, "process": pl.String, "unit": pl.String,
     "mean": pl.Float64, "min": pl.Float64, "max": pl.Float64, "last": pl.Float64,
     "samples": pl.UInt32, "missing": pl.UInt32,

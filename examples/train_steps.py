@@ -4,7 +4,7 @@
     python examples/train_steps.py        # runs the same without gpurun
 
 Afterwards ``metrics.csv`` has, beside its periodic windows, one set of rows (kind ``tag``) for each epoch and each
-evaluation, and one (kind ``step``) for every ten steps, with ``batch_time/intra_step`` and ``inter_step``.
+evaluation, and one (kind ``step``) for every ten steps, with the times of the steps and samples a second.
 """
 
 import argparse
@@ -40,13 +40,13 @@ def main() -> None:
     print("gpurun listens" if gpurun.is_active() else "running without gpurun")
     step, weight = 0, 0.0
     for epoch in range(options.epochs):
-        # The first step of an epoch has no time since the one before it.
-        gpurun.epoch()
+        # The number stands in the column `epoch` of the rows from here on.
+        gpurun.epoch(epoch)
         with gpurun.tag("train"):
             for _ in range(options.batches):
                 time.sleep(0.002)  # the loader: shows up as inter_step
                 step += 1
-                with gpurun.step(step):
+                with gpurun.step(step, samples=64):
                     loss = train_batch(weight, options.batch_seconds)
                 weight += 0.05
                 if step % 10 == 0:

@@ -10,8 +10,11 @@ mod curve;
 mod html;
 mod part;
 mod spans;
+mod steps;
 mod text;
 mod words;
 
 pub use about::{DeviceAbout, Exit, Row, RowKind, RunAbout, SourceAbout};
 pub use build::{Builder, Report, SourceId};
+pub use html::write as write_html;
+pub use text::write as write_text;

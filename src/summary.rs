@@ -3,7 +3,8 @@
 //! Totals are a fold of the periodic windows of the root tag: they hold what the files hold, and are
 //! there also when no file was asked for.
 
-pub mod facts;
+mod build;
+mod facts;
 pub mod json;
 pub mod start;
 #[cfg(test)]
@@ -11,4 +12,4 @@ mod tests;
 pub mod text;
 mod totals;
 
-pub use totals::{SeriesTotal, Totals};
+pub(crate) use totals::Totals;

@@ -44,26 +44,39 @@
 //!
 //! # Steps
 //!
-//! A step row covers the steps since the row before it, `every_n_steps` of them, and carries the innermost tag
-//! in which all of them ended. Steps that have no row when such a tag ends have one then; a tag around a single
-//! step so far is taken for that step's own and ends nothing.
+//! A step row covers `every_n_steps` steps in one opening of one tag and in one epoch, fewer where that ends. Its time
+//! is that from the begin of its first step to the end of its last, less that of tags beside the steps (evaluation,
+//! checkpoint). A tag inside a step is part of it, and so is a tag that opens between the marks of every step. A tag around a
+//! single step is that step's own. A step whose begin is not marked began with the mark before it, with its epoch or
+//! with its tag, whichever came last.
+//!
+//! # Epochs
+//!
+//! A row is of the epoch that began in its span, else of the one that ran when it began; of none where several began.
+//! Windows go by what any client said, tags and steps by their own.
 //!
 //! # Scalars of the job
 //!
 //! They are points, not readings of something that has a value all the time: plain mean, `samples` is
-//! their number; one that is not finite is `missing`. They stand in the periodic window (in a batch of their client's rank), in every open tag
-//! of their stack and in its step rows. A scalar with a training step on a stack that marks no steps gets
-//! a step batch of its own.
+//! their number; one that is not finite is `missing`. They stand in the periodic window (in a batch of their client's rank)
+//! and in every open tag of their stack, by the time at which they were logged. One with a training step stands in the
+//! row that covers the step. A complete row waits for such scalars until the next step has ended, its tag, or the run;
+//! what comes later, and what is logged where steps are not marked, has a row of its own with its step's number. One
+//! without a training step stands in the step row of its time.
 
 mod accumulator;
+mod durations;
 mod fold;
+mod marks;
+mod open_tags;
+mod piece;
 mod points;
 mod queue;
+mod scalars;
 mod span;
-mod stack;
+mod steps;
 
-pub use fold::{Collected, Fold, FoldSettings};
-pub use stack::MarkError;
+pub(crate) use fold::{Collected, Fold, FoldSettings};
 
 #[cfg(test)]
 mod tests;

@@ -90,6 +90,8 @@ pub struct WriterSettings {
     pub sync_every: Duration,
     /// Bytes of rows that each writer keeps while its target cannot be written.
     pub memory_bound: usize,
+    /// Every metric to TensorBoard, not only the ten most important ones.
+    pub tensorboard_all: bool,
     /// Host name, for the directory of event files of a ranked run.
     pub host: String,
     /// Rank; with one, event files go to `gpurun-<host>-<rank>` instead of `gpurun`.
@@ -103,6 +105,7 @@ impl Default for WriterSettings {
             mode: Mode::CreateNew,
             sync_every: Duration::from_secs(5),
             memory_bound: 64 << 20,
+            tensorboard_all: false,
             host: String::new(),
             rank: None,
         }

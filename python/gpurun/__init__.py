@@ -121,32 +121,37 @@ class tag:  # noqa: N801 - reads as a statement: ``with gpurun.tag("train"):``
 class step:  # noqa: N801 - reads as a statement
     """Marks a training step, in one of two ways.
 
-    ``gpurun.step(n)`` as a statement of its own says that step ``n`` ends now; the time between two marks
-    is the step's ``inter_step (ms)``. ``with gpurun.step(n):`` around the work marks both ends, which
-    gives ``intra_step (ms)`` (start to end) and ``inter_step (ms)`` (end to the next start).
+    ``with gpurun.step(n):`` around the work marks both ends, which gives ``intra_step (ms)`` (start to end) and
+    ``inter_step (ms)`` (end to the next start). ``gpurun.step(n)`` as a statement of its own says that step ``n`` ends
+    now: it lasted since the mark before it, or since its tag began. A tag that opens between two steps (evaluation,
+    checkpoint) is in the time of neither, unless every step has it.
 
     A step that is marked twice with the same number in one tag, for instance here and by a callback, counts once.
 
     :param n: the step's number, an integer; left out, one more than the last one. Anything else is ignored, and said
         once.
-    :param first_of_epoch: no time between steps is counted across this point (see :func:`epoch`).
+    :param samples: how many training samples the step takes; gives ``throughput (samples/s)``.
+    :param first_of_epoch: an epoch begins with this step (see :func:`epoch`).
     """
 
     # A statement drops the object at once, and that is when the mark is sent, with the instant of the
     # call; `with` takes it over before.
-    __slots__ = ("_n", "_at", "_state")
+    __slots__ = ("_n", "_at", "_samples", "_state")
 
-    def __init__(self, n: Optional[int] = None, *, first_of_epoch: bool = False) -> None:
-        self._at = time.monotonic_ns()
-        self._n = n
+    def __init__(
+        self, n: Optional[int] = None, *, samples: Optional[int] = None, first_of_epoch: bool = False
+    ) -> None:
         self._state = 0
         if first_of_epoch:
             _client.epoch()
+        self._at = time.monotonic_ns()
+        self._n = n
+        self._samples = samples
 
     def __enter__(self) -> "step":
         self._state = 1
-        _client.step_begins(self._n)
         self._at = time.monotonic_ns()
+        _client.step_begins(self._n, self._at)
         return self
 
     def __exit__(
@@ -157,19 +162,25 @@ class step:  # noqa: N801 - reads as a statement
     ) -> None:
         # A step that raised did not end; it is not marked.
         if kind is None:
-            _client.step(self._n, time.monotonic_ns(), self._at)
+            _client.step(self._n, time.monotonic_ns(), self._at, samples=self._samples)
 
     def __del__(self) -> None:
         if self._state == 0:
             try:
-                _client.step(self._n, self._at, None)
+                _client.step(self._n, self._at, None, samples=self._samples)
             except Exception:  # noqa: BLE001 - the interpreter may be shutting down
                 pass
 
 
-def epoch() -> None:
-    """Says that an epoch begins: the next step has no ``inter_step (ms)``."""
-    _client.epoch()
+def epoch(n: Optional[int] = None) -> None:
+    """Says that an epoch begins, number ``n``: ``gpurun.epoch(n)`` at the top of the loop over epochs.
+
+    Rows from here on have ``n`` in their column ``epoch``. The steps before it have rows of their own, and no time
+    between steps is counted across it.
+
+    :param n: the epoch's number, an integer; left out, the column keeps what it had.
+    """
+    _client.epoch(n)
 
 
 def log(

@@ -73,18 +73,18 @@ def is_tag(name: object) -> bool:
     return is_name(name) and "/" not in name  # type: ignore[operator]
 
 
-def as_step(number: Any) -> int:
-    """The number of a step as the protocol has it.
+def as_number(number: Any, what: str = "a step's number", least: int = -(2**63)) -> int:
+    """A number as the protocol has it.
 
-    :raises ValueError: it is no integer, or needs more than 64 bits.
+    :raises ValueError: it is no integer, less than ``least``, or needs more than 64 bits.
     """
     try:
-        step = operator.index(number)
+        value = operator.index(number)
     except TypeError:
-        step = None
-    if step is None or not -(2**63) <= step < 2**63:
-        raise ValueError(f"a step's number must be an integer of 64 bits, not {number!r}")
-    return step
+        value = None
+    if value is None or not least <= value < 2**63:
+        raise ValueError(f"{what} must be an integer of 64 bits, not {number!r}")
+    return value
 
 
 def _natural(variable: str) -> Optional[int]:
@@ -143,7 +143,6 @@ class Client:
         self._next = 0
         self._last_step = 0
         self._current_step = 0
-        self._first_of_epoch = True
         self._warned: set = set()
         self._names: Dict[Any, bytes] = {}
         #: Messages that were not sent because gpurun did not read fast enough.
@@ -369,20 +368,43 @@ class Client:
         except Exception as error:  # noqa: BLE001
             logger.debug("a tag was not cleared: %s", error)
 
-    def epoch(self) -> None:
-        """The next step is the first of an epoch."""
-        self._first_of_epoch = True
+    def epoch(self, number: Optional[int] = None) -> None:
+        """An epoch begins."""
+        if self._state != _ACTIVE and not self.active:
+            return
+        line = b'{"op":"epoch","t":%d' % time.monotonic_ns()
+        try:
+            if number is not None:
+                line += b',"epoch":%d' % as_number(number, "an epoch's number")
+        except Exception as error:  # noqa: BLE001 - whatever its `__index__` raises
+            self.warn_once("epoch", "gpurun.epoch leaves the number out: %s", error)
+        self.send(line + b"}\n")
 
-    def step_begins(self, step: Optional[int]) -> None:
-        """A step begins: what is logged now is of this step."""
-        self._current_step = self._last_step + 1 if step is None else step
+    def step_begins(self, step: Optional[int], at: int) -> None:
+        """Marks the begin of a step at ``at``, in nanoseconds of ``CLOCK_MONOTONIC``."""
+        if self._state != _ACTIVE and not self.active:
+            return
+        try:
+            number = self._last_step + 1 if step is None else as_number(step)
+        except Exception:  # noqa: BLE001 - its end says what is wrong
+            return
+        # What is logged now is of this step.
+        self._current_step = number
+        self.send(b'{"op":"step_begin","step":%d,"t":%d}\n' % (number, at))
 
-    def step(self, step: Optional[int], at: int, began: Optional[int], count: int = 1) -> None:
+    def step(
+        self,
+        step: Optional[int],
+        at: int,
+        began: Optional[int],
+        count: int = 1,
+        samples: Optional[int] = None,
+    ) -> None:
         """Marks the end of ``count`` steps, ``step`` the last, at ``at``, in nanoseconds of ``CLOCK_MONOTONIC``."""
         if self._state != _ACTIVE and not self.active:
             return
         try:
-            number = self._last_step + 1 if step is None else as_step(step)
+            number = self._last_step + 1 if step is None else as_number(step)
         except Exception as error:  # noqa: BLE001 - whatever its `__index__` raises
             self.warn_once("step", "gpurun.step ignores a step: %s", error)
             return
@@ -392,9 +414,11 @@ class Client:
             line += b',"began":%d' % began
         if count > 1:
             line += b',"steps":%d' % count
-        if self._first_of_epoch:
-            self._first_of_epoch = False
-            line += b',"first":true'
+        try:
+            if samples is not None:
+                line += b',"samples":%d' % as_number(samples, "the number of samples", 0)
+        except Exception as error:  # noqa: BLE001
+            self.warn_once("samples", "gpurun.step leaves the samples out: %s", error)
         self.send(line + b"}\n")
 
     def log(self, values: Mapping[str, Any], step: Optional[int] = None, every: int = 1) -> None:
@@ -405,7 +429,7 @@ class Client:
         head = b'{"op":"log","t":%d' % now
         try:
             if step is not None:
-                step = as_step(step)
+                step = as_number(step)
                 head += b',"step":%d' % step
         except Exception as error:  # noqa: BLE001 - whatever its `__index__` raises
             self.warn_once("log step", "gpurun.log leaves the step out: %s", error)

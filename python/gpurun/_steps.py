@@ -44,15 +44,16 @@ class Progress:
             client.end(self._open.popitem()[1])
         self._began = None
 
-    def epoch(self) -> None:
+    def epoch(self, number: Optional[int] = None) -> None:
         """An epoch begins."""
         self._began = None
-        client.epoch()
+        client.epoch(number)
 
-    def step_begins(self) -> None:
+    def step_begins(self, step: int) -> None:
         """A batch begins; of several batches in one optimiser step the first one counts."""
         if self._began is None:
             self._began = time.monotonic_ns()
+            client.step_begins(step, self._began)
 
     def step_ends(self, step: int) -> None:
         """An optimiser step ends."""

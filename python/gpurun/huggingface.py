@@ -38,12 +38,13 @@ class GpurunCallback(_Callback):  # type: ignore[misc,valid-type]
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._end_of_evaluation()
-        self._progress.epoch()
+        # The epochs so far, as a fraction that may be off by a rounding error.
+        self._progress.epoch(round(getattr(state, "epoch", None) or 0))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Another callback may have called the evaluation off.
         self._end_of_evaluation()
-        self._progress.step_begins()
+        self._progress.step_begins(state.global_step + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._progress.step_ends(state.global_step)
@@ -71,7 +72,4 @@ class GpurunCallback(_Callback):  # type: ignore[misc,valid-type]
             self._progress.begin("validate")
 
     def _end_of_evaluation(self) -> None:
-        if self._progress.has("validate"):
-            self._progress.end("validate")
-            # What the evaluation took is no time between training steps.
-            self._progress.epoch()
+        self._progress.end("validate")

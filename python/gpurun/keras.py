@@ -50,10 +50,10 @@ class GpurunCallback(_Callback):  # type: ignore[misc,valid-type]
 
     def on_epoch_begin(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
         self._before_epoch = self._step
-        self._progress.epoch()
+        self._progress.epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-        self._progress.step_begins()
+        self._progress.step_begins(self._step + 1)
 
     def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
         first = self._step + 1
@@ -68,8 +68,6 @@ class GpurunCallback(_Callback):  # type: ignore[misc,valid-type]
     def on_test_end(self, logs: Optional[Dict[str, Any]] = None) -> None:
         self._progress.end("validate")
         self._progress.end("test")
-        # What the evaluation took is no time between training steps.
-        self._progress.epoch()
 
     def on_predict_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
         client.connect()

@@ -198,13 +198,13 @@ class GPUStatsMonitor(_Callback):  # type: ignore[misc,valid-type]
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._began = self._ended = None
-        self._progress.epoch()
+        self._progress.epoch(getattr(trainer, "current_epoch", None))
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *unused: Any
     ) -> None:
         try:
-            self._progress.step_begins()
+            self._progress.step_begins(int(trainer.global_step) + 1)
             if self._last_step is None:
                 self._last_step = int(trainer.global_step)
             self._began = time.monotonic()
@@ -253,7 +253,6 @@ class GPUStatsMonitor(_Callback):  # type: ignore[misc,valid-type]
         self._progress.end("validate")
         # What validation took is no time between training steps.
         self._ended = None
-        self._progress.epoch()
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
         self._progress.begin("test")

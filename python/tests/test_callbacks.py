@@ -94,7 +94,7 @@ class Trainer:
         callback, loop = self.callback, self.fit_loop.epoch_loop
         callback.setup(self, None, "fit")
         callback.on_train_start(self, None)
-        for _ in range(epochs):
+        for self.current_epoch in range(epochs):
             callback.on_train_epoch_start(self, None)
             for batch in range(batches):
                 callback.on_train_batch_start(self, None, None, batch)
@@ -336,7 +336,7 @@ class MonitorTest(unittest.TestCase):
         self.listener.until(lambda l: len(l.of("step")) == 6)
         steps = self.listener.of("step")
         self.assertEqual([m["step"] for m in steps], [1, 2, 3, 4, 5, 6])
-        self.assertEqual([m.get("first", False) for m in steps], [True, False, False, True, False, False])
+        self.assertEqual([m["epoch"] for m in self.listener.of("epoch")], [0, 1])
         self.assertTrue(all(m["began"] <= m["t"] for m in steps))
 
     def test_accumulated_batches_make_one_step(self):
@@ -396,7 +396,8 @@ class HuggingFace(unittest.TestCase):
 
     def said(self, ends):
         self.listener.until(lambda l: len(l.of("end")) == ends)
-        return [(m["op"], m.get("tag") or m.get("step")) for _, m in self.listener.messages[1:]]
+        said = self.listener.of("begin", "end", "epoch", "step", "log")
+        return [(m["op"], m.get("tag") or m.get("step") or m.get("epoch")) for m in said]
 
     def step(self, number, **kwargs):
         self.call("on_step_begin")
@@ -405,6 +406,8 @@ class HuggingFace(unittest.TestCase):
 
     def test_steps_epochs_evaluation_and_scalars(self):
         self.call("on_train_begin", model=None)
+        # What the trainer has after two epochs.
+        self.state.epoch = 1.9999999999999996
         self.call("on_epoch_begin")
         self.step(1)
         # The evaluation begins with the hook that asks for it, before its first batch.
@@ -416,10 +419,11 @@ class HuggingFace(unittest.TestCase):
         self.call("on_train_end")
         log, end = ("log", 2), ("end", None)
         validate = ("begin", "validate")
-        expected = [("begin", "train"), ("step", 1), ("step", 2), validate, log, end, validate, end, end]
+        expected = [("begin", "train"), ("epoch", 2), ("step", 1), ("step", 2), validate, log, end, validate, end, end]
         self.assertEqual(self.said(3), expected)
         self.assertEqual(self.listener.of("log")[0]["values"], {"loss": 0.5})
-        self.assertNotIn("first", self.listener.of("step")[1])
+        begins = [(m["step"], m["t"]) for m in self.listener.of("step_begin")]
+        self.assertEqual(begins, [(m["step"], m["began"]) for m in self.listener.of("step")])
 
     def test_an_evaluation_that_is_called_off_ends_with_the_next_step(self):
         self.call("on_train_begin")
@@ -450,8 +454,8 @@ class Keras(unittest.TestCase):
             callback.on_epoch_end(epoch, {"loss": 0.5, "val_loss": 0.75})
         callback.on_train_end()
         listener.until(lambda l: len(l.of("end")) == 3)
-        steps = [(m["step"], m.get("first", False)) for m in listener.of("step")]
-        self.assertEqual(steps, [(1, True), (2, False), (3, True), (4, False)])
+        said = [m.get("step", m.get("epoch")) for m in listener.of("epoch", "step")]
+        self.assertEqual(said, [0, 1, 2, 1, 3, 4])
         self.assertEqual([m["step"] for m in listener.of("log")], [2, 4])
         self.assertEqual(listener.of("log")[0]["values"], {"loss": 0.5, "val_loss": 0.75})
         callback.on_test_begin()
@@ -480,7 +484,7 @@ class Keras(unittest.TestCase):
         steps = listener.of("step")
         self.assertEqual([m["step"] for m in steps], [4, 8, 10, 14, 18, 20])
         self.assertEqual([m["steps"] for m in steps], [4, 4, 2, 4, 4, 2])
-        self.assertEqual([m["step"] for m in steps if m.get("first")], [4, 14])
+        self.assertEqual([m["step"] for m in listener.of("step_begin")], [1, 5, 9, 11, 15, 19])
 
 
 if __name__ == "__main__":

@@ -44,7 +44,14 @@ class Real(unittest.TestCase):
         return done
 
     def steps(self):
-        return [(m["step"], m.get("first", False)) for m in self.listener.of("step")]
+        """Numbers of the steps, with the number of the epoch that each was in."""
+        epoch, steps = None, []
+        for message in self.listener.of("epoch", "step"):
+            if message["op"] == "epoch":
+                epoch = message["epoch"]
+            else:
+                steps.append((message["step"], epoch))
+        return steps
 
     def logged(self, name):
         return {m["step"]: m["values"][name] for m in self.listener.of("log") if name in m["values"]}
@@ -100,7 +107,7 @@ class Real(unittest.TestCase):
             [path for path, _ in self.tags()],
             ["sanity_check", "train", "train/validate", "train/validate", "validate", "test"],
         )
-        self.assertEqual(self.steps(), [(n, n in (1, 5)) for n in range(1, 9)])
+        self.assertEqual(self.steps(), [(n, (n - 1) // 4) for n in range(1, 9)])
         self.assertEqual(self.logged("number"), {n: float(n) for n in range(1, 9)})
         self.assertEqual(set(self.logged("val_loss")), {4, 8})
         for logger in loggers:
@@ -151,7 +158,7 @@ class Real(unittest.TestCase):
                 # Two batches of 0.2 s: it begins before the first of them.
                 for path, seconds in self.tags()[1:]:
                     self.assertGreaterEqual(seconds, 0.4, path)
-                self.assertEqual([n for n, _ in self.steps()], list(range(1, 9)))
+                self.assertEqual(self.steps(), [(n, (n - 1) // 4) for n in range(1, 9)])
                 self.assertEqual(set(self.logged("loss")), set(range(1, 9)))
                 self.assertEqual(len(self.logged("eval_loss")), evaluations)
 
@@ -178,9 +185,9 @@ class Real(unittest.TestCase):
                 self.listener.until(lambda l: len(l.of("end")) == 5)
                 paths = [path for path, _ in self.tags()]
                 self.assertEqual(paths, ["train", "train/validate", "train/validate", "test", "predict"])
-                self.assertEqual([n for n, _ in self.steps()], list(range(together, 33, together)))
+                steps = range(together, 33, together)
+                self.assertEqual(self.steps(), [(n, (n - 1) // 16) for n in steps])
                 self.assertEqual(sum(m.get("steps", 1) for m in self.listener.of("step")), 32)
-                self.assertEqual([n for n, first in self.steps() if first], [together, 16 + together])
                 self.assertEqual(set(self.logged("val_loss")), {16, 32})
 
 

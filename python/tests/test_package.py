@@ -117,14 +117,24 @@ class Inside(unittest.TestCase):
         with self.assertRaises(ValueError):
             with self.gpurun.step(8):
                 raise ValueError
+        self.gpurun.epoch(3)
+        self.gpurun.step(9, samples=64)
         self.gpurun.epoch()
-        self.gpurun.step(9)
-        self.gpurun.step(10, first_of_epoch=True)
+        self.gpurun.epoch("four")
+        with self.gpurun.step(10, samples=-1):
+            pass
+        with self.gpurun.step("eleven"):
+            pass
         said = self.said(99)
-        self.assertEqual([m["step"] for m in said], [5, 6, 7, 9, 10])
-        self.assertEqual([m.get("first", False) for m in said], [True, False, False, True, True])
-        mark, span = said[0], said[1]
+        numbers = [(m["op"], m.get("step"), m.get("epoch"), m.get("samples")) for m in said]
+        begin, end = "step_begin", "step"
+        expected = [(end, 5, None, None), (begin, 6, None, None), (end, 6, None, None), (begin, 7, None, None)]
+        expected += [(end, 7, None, None), (begin, 8, None, None), ("epoch", None, 3, None), (end, 9, None, 64)]
+        expected += [("epoch", None, None, None)] * 2 + [(begin, 10, None, None), (end, 10, None, None)]
+        self.assertEqual(numbers, expected)
+        mark, begin, span = said[:3]
         self.assertNotIn("began", mark)
+        self.assertEqual(begin["t"], span["began"])
         self.assertTrue(t0 <= mark["t"] <= span["began"] <= inside <= span["t"])
 
     def test_scalars_are_numbers_and_may_be_not_finite(self):

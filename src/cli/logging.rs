@@ -53,6 +53,10 @@ pub(crate) struct LoggingArgs {
     #[arg(long, value_enum, hide_possible_values = true, hide_short_help = true)]
     pub(crate) layout: Option<LayoutArg>,
 
+    /// Write every metric to TensorBoard, not only the ten most important ones
+    #[arg(long, hide_short_help = true)]
+    pub(crate) tensorboard_all: bool,
+
     /// Set the name in the column `run` [default: start time, host and process id]
     #[arg(long, value_name = "NAME", hide_short_help = true)]
     pub(crate) run: Option<String>,
@@ -117,6 +121,8 @@ pub(crate) struct Logging {
     pub(crate) run: Option<String>,
     /// Wide instead of long rows.
     pub(crate) wide: bool,
+    /// Every metric to TensorBoard.
+    pub(crate) tensorboard_all: bool,
     /// Process detail.
     pub(crate) processes: ProcessesArg,
     /// The metrics to record, in catalogue order.
@@ -162,6 +168,7 @@ impl LoggingArgs {
             tag,
             run: self.run.clone(),
             wide: self.layout == Some(LayoutArg::Wide),
+            tensorboard_all: self.tensorboard_all,
             processes: self.processes.unwrap_or(ProcessesArg::Gpu),
             metrics: chosen_metrics(&self.metrics)?,
             overwrite: self.overwrite,

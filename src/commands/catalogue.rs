@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use crate::cli::args::MetricsArgs;
-use crate::model::metric::{CATALOGUE, Kind, Metric};
+use crate::model::metric::{CATALOGUE, Metric};
 
 /// Prints the catalogue.
 pub fn run(args: &MetricsArgs, out: &mut dyn Write) -> io::Result<()> {
@@ -26,20 +26,13 @@ pub fn run(args: &MetricsArgs, out: &mut dyn Write) -> io::Result<()> {
             "  {:names$}  {:units$}  {:7}  {:9}  {:groups$}  {}",
             metric.name,
             metric.unit,
-            kind(metric),
+            metric.kind.name(),
             metric.tier.name(),
             metric.group,
             metric.about
         )?;
     }
     Ok(())
-}
-
-fn kind(metric: &Metric) -> &'static str {
-    match metric.kind {
-        Kind::Gauge => "gauge",
-        Kind::Counter => "counter",
-    }
 }
 
 fn json(out: &mut dyn Write) -> io::Result<()> {
@@ -50,7 +43,7 @@ fn json(out: &mut dyn Write) -> io::Result<()> {
                 "scope": m.scope.name(),
                 "name": m.name,
                 "unit": m.unit,
-                "kind": kind(m),
+                "kind": m.kind.name(),
                 "tier": m.tier.name(),
                 "group": m.group,
                 "source": m.source,
@@ -73,7 +66,7 @@ fn markdown(out: &mut dyn Write) -> io::Result<()> {
             "| {} | `{}` | {code} | {} | {} | {} | {} | {} |",
             m.scope.name(),
             m.name,
-            kind(m),
+            m.kind.name(),
             m.tier.name(),
             m.source,
             m.absent,

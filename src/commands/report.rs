@@ -68,8 +68,8 @@ fn report(args: &ReportArgs, notices: &Notices) -> Result<(), ReportError> {
     let report = read_all(&logs)?;
     let mut text = String::new();
     match &args.output {
-        Some(_) => report.html(&mut text)?,
-        None => report.text(&mut text)?,
+        Some(_) => report::write_html(&report, &mut text)?,
+        None => report::write_text(&report, &mut text)?,
     }
     match page {
         Some(path) => {
@@ -318,6 +318,8 @@ impl RunFold {
         let batch = WindowBatch {
             kind: WindowKind::Window,
             tag: "".into(),
+            occurrence: 1,
+            epoch: None,
             step: None,
             rank: None,
             ordinal: 0,
@@ -328,7 +330,7 @@ impl RunFold {
             rows: Vec::new(),
         };
         Self {
-            totals: Totals::new(Mono(0)),
+            totals: Totals::new(None),
             batch,
             series: HashMap::new(),
             devices: Vec::new(),

@@ -51,6 +51,8 @@ where
             "begin" => self.begin(key, &message)?,
             "end" => self.end(key, &message)?,
             "clear" => self.clear(key, &message)?,
+            "epoch" => self.epoch(key, &message)?,
+            "step_begin" => self.step_begin(key, &message)?,
             "step" => self.step(key, &message)?,
             "log" => self.log(key, message)?,
             "dropped" => self.lose(Loss::Unread, message.dropped.unwrap_or(0)),
@@ -117,10 +119,28 @@ where
     fn step(&mut self, key: u64, message: &Message<'_>) -> Result<(), Refused> {
         let Some(step) = message.step else { return Err(Refused::rule(Loss::Messages, "step needs a step")) };
         self.within_mark_rate(key)?;
+        if message.first {
+            let (stack, at) = self.prepare(key, message.began.or(message.t))?;
+            self.mark(stack, at, MarkOp::Epoch { epoch: None });
+        }
         let (stack, at) = self.prepare(key, message.t)?;
         let began = message.began.map(|began| self.stacks.start_of_step(began, at));
         let count = message.steps.unwrap_or(1).max(1);
-        self.mark(stack, at, MarkOp::Step { step, count, began, first_of_epoch: message.first });
+        self.mark(stack, at, MarkOp::Step { step, count, began, samples: message.samples });
+        Ok(())
+    }
+
+    fn step_begin(&mut self, key: u64, message: &Message<'_>) -> Result<(), Refused> {
+        self.within_mark_rate(key)?;
+        let (stack, at) = self.prepare(key, message.t)?;
+        self.mark(stack, at, MarkOp::StepBegin { step: message.step });
+        Ok(())
+    }
+
+    fn epoch(&mut self, key: u64, message: &Message<'_>) -> Result<(), Refused> {
+        self.within_mark_rate(key)?;
+        let (stack, at) = self.prepare(key, message.t)?;
+        self.mark(stack, at, MarkOp::Epoch { epoch: message.epoch });
         Ok(())
     }
 

@@ -35,11 +35,14 @@ pub(super) struct Message<'a> {
     pub(super) tag: Option<String>,
     /// The client's own number of a tag it began, so that `end` means exactly that one.
     pub(super) span: Option<i64>,
+    pub(super) epoch: Option<i64>,
     pub(super) step: Option<i64>,
     pub(super) began: Option<u64>,
     /// Steps that ended together.
     pub(super) steps: Option<u32>,
     pub(super) first: bool,
+    /// Training samples in the steps.
+    pub(super) samples: Option<u64>,
     #[serde(borrow)]
     pub(super) values: Option<Scalars<'a>>,
     /// Messages that the client could not send.

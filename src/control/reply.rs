@@ -203,6 +203,8 @@ mod tests {
         WindowBatch {
             kind: RowKind::Window,
             tag: "run".into(),
+            occurrence: 1,
+            epoch: None,
             step: None,
             rank: None,
             ordinal: 4,

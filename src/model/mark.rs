@@ -43,6 +43,16 @@ pub enum MarkOp {
         /// The tag to clear, with the tags inside it.
         tag: Option<Arc<str>>,
     },
+    /// An epoch begins: no time between steps is counted across it.
+    Epoch {
+        /// Its number, if the client says one.
+        epoch: Option<i64>,
+    },
+    /// A training step begins.
+    StepBegin {
+        /// Its number, if the client knows it by now.
+        step: Option<i64>,
+    },
     /// A training step ended at the mark's instant.
     Step {
         /// The training step's number.
@@ -51,8 +61,8 @@ pub enum MarkOp {
         count: u32,
         /// When the step began, if the client marks both ends; gives intra- and inter-step times.
         began: Option<Mono>,
-        /// A new epoch: no time between steps is counted across it.
-        first_of_epoch: bool,
+        /// Training samples in these steps, if the client says so.
+        samples: Option<u64>,
     },
     /// Scalars of the job's own.
     Log {

@@ -2,7 +2,7 @@
 //!
 //! Columns, TensorBoard tags, schemas, the README's table, `gpurun metrics` and `--metrics` all
 //! derive from [`CATALOGUE`]. A counter's reading is the running total of `unit x seconds`, so that
-//! its rate has the catalogue's unit.
+//! its rate has the catalogue's unit; that of an amount is a running total in the unit itself.
 
 /// What a metric is about; the `scope` column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,6 +45,24 @@ pub enum Kind {
     Gauge,
     /// Statistics of the rate of a running total.
     Counter,
+    /// By how much a running total rises in a span: all four statistics are that amount, which adds up over spans.
+    Amount,
+}
+
+impl Kind {
+    /// The word in the catalogue's listing.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Gauge => "gauge",
+            Kind::Counter => "counter",
+            Kind::Amount => "amount",
+        }
+    }
+
+    /// Whether readings are running totals.
+    pub fn is_total(self) -> bool {
+        self != Kind::Gauge
+    }
 }
 
 /// What a read costs, and so how often it is made.
@@ -340,6 +358,12 @@ catalogue! {
         absent: "where the counter answers",
         about: "energy since the first sample of the run, estimated; only where there is no counter",
     }
+    GpuEnergyUsed {
+        Gpu, "energy_used", "J", Amount, Cheap, "power", Device,
+        source: "as energy, else as energy_from_power",
+        absent: "where neither is known",
+        about: "energy used in the window: the sum over windows is that of the run",
+    }
     GpuFanSpeed {
         Gpu, "fan_speed", "%", Gauge, Expensive, "fan", Device,
         source: "nvmlDeviceGetFanSpeed",
@@ -586,17 +610,65 @@ catalogue! {
         absent: "",
         about: "scalar logged by the job under its own name",
     }
+    BatchTimeStep {
+        BatchTime, "step", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "the first step of a tag or an epoch",
+        about: "from the end of the step before to the end of a step, less the time of tags in between",
+    }
+    BatchTimeStepP50 {
+        BatchTime, "step_p50", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "the first step of a tag or an epoch",
+        about: "median of step",
+    }
+    BatchTimeStepP95 {
+        BatchTime, "step_p95", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "the first step of a tag or an epoch",
+        about: "95th percentile of step",
+    }
     BatchTimeIntraStep {
         BatchTime, "intra_step", "ms", Gauge, Cheap, "steps", Whole,
         source: "the job",
         absent: "steps marked at one end only",
         about: "from the start to the end of a step, by the job's clock",
     }
+    BatchTimeIntraStepP50 {
+        BatchTime, "intra_step_p50", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "steps marked at one end only",
+        about: "median of intra_step",
+    }
+    BatchTimeIntraStepP95 {
+        BatchTime, "intra_step_p95", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "steps marked at one end only",
+        about: "95th percentile of intra_step",
+    }
     BatchTimeInterStep {
         BatchTime, "inter_step", "ms", Gauge, Cheap, "steps", Whole,
         source: "the job",
-        absent: "the first step of an epoch",
-        about: "from the end of a step to the start of the next; for steps marked at one end, from mark to mark",
+        absent: "the first step of a tag or an epoch",
+        about: "from the end of a step to the start of the next, less the time of tags in between; for steps marked at one end, the whole step",
+    }
+    BatchTimeInterStepP50 {
+        BatchTime, "inter_step_p50", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "the first step of a tag or an epoch",
+        about: "median of inter_step",
+    }
+    BatchTimeInterStepP95 {
+        BatchTime, "inter_step_p95", "ms", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "the first step of a tag or an epoch",
+        about: "95th percentile of inter_step",
+    }
+    BatchTimeThroughput {
+        BatchTime, "throughput", "samples/s", Gauge, Cheap, "steps", Whole,
+        source: "the job",
+        absent: "steps that do not say how many samples they take",
+        about: "samples of all steps by the seconds of all steps; min and max of single steps",
     }
 }
 

@@ -60,6 +60,11 @@ pub struct WindowBatch {
     pub kind: RowKind,
     /// Full tag path, root tag first: `run/train/batch`.
     pub tag: Arc<str>,
+    /// 1 for the first time that the tag was opened on this rank, 2 for the second, ...
+    pub occurrence: u32,
+    /// The epoch that the job said: the one that began in the span, else the one that ran at its start. `None` where
+    /// none was said, or where several began in the span.
+    pub epoch: Option<i64>,
     /// Training step, for step rows and for scalars logged with one.
     pub step: Option<i64>,
     /// Rank of the client whose tag or step it is; else the run's own.
@@ -68,7 +73,7 @@ pub struct WindowBatch {
     pub ordinal: u64,
     /// Start of the span (inclusive).
     pub start: Mono,
-    /// End of the span (exclusive).
+    /// End of the span (exclusive). A step row leaves out the time of tags beside its steps.
     pub end: Mono,
     /// Wall-clock label of `end`.
     pub time: Wall,

@@ -1,11 +1,9 @@
 //! Rows in, a report out: finds the run that each row belongs to.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::Write;
 
 use super::about::{Row, SourceAbout};
 use super::part::{Part, PartKey};
-use super::{html, text};
 
 /// Most runs that one report shows.
 const RUNS: usize = 64;
@@ -92,8 +90,8 @@ impl Builder {
     pub fn finish(self) -> Report {
         let Builder { sources, parts, left_out, .. } = self;
         let mut left_out = left_out;
-        // A part with tags and steps only is a client of the run around it.
-        let (mut runs, clients): (Vec<Part>, Vec<Part>) = parts.into_iter().partition(|p| p.windows > 0);
+        // A part that has only what the job itself said is a client of the run around it.
+        let (mut runs, clients): (Vec<Part>, Vec<Part>) = parts.into_iter().partition(|p| p.measured);
         for client in clients {
             let around = |p: &&mut Part| {
                 p.key.source == client.key.source
@@ -173,16 +171,6 @@ impl Report {
     /// Whether the logs had no row at all.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
-    }
-
-    /// Writes the text: facts of the runs side by side, then GPUs, tags, steps, processes.
-    pub fn text(&self, out: &mut dyn Write) -> std::fmt::Result {
-        text::write(self, out)
-    }
-
-    /// Writes one self-contained HTML page.
-    pub fn html(&self, out: &mut dyn Write) -> std::fmt::Result {
-        html::write(self, out)
     }
 
     pub(super) fn source(&self, part: &Part) -> &Source {

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 
 use super::about::{Row, RowKind, RunAbout};
-use super::curve::{Curve, Figures, Series};
-use super::spans::{Bars, Marks};
+use super::curve::{Figures, Series};
+use super::spans::Bars;
+use super::steps::Steps;
 
 /// Bounds on what a log can make a report hold; a real run stays far below.
 const DEVICES: usize = 128;
 const TAGS: usize = 256;
-const SCALARS: usize = 16;
+const SCALARS: usize = 64;
 const PROCESSES: usize = 4096;
 
 /// Which run of a log a row belongs to.
@@ -118,71 +119,6 @@ impl Tag {
     }
 }
 
-/// The steps of one tag stack.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Steps {
-    pub(super) path: String,
-    pub(super) rank: Option<i32>,
-    /// Steps of which a time is known.
-    pub(super) timed: u64,
-    pub(super) first: Option<i64>,
-    pub(super) last: Option<i64>,
-    /// Milliseconds from the start to the end of a step, weighted by steps.
-    pub(super) intra: Figures,
-    /// Milliseconds between steps; from mark to mark where only ends are marked.
-    pub(super) inter: Figures,
-    pub(super) utilization: Figures,
-    pub(super) intra_curve: Curve,
-    pub(super) inter_curve: Curve,
-    pub(super) marks: Marks,
-    latest: Option<(i64, u64)>,
-}
-
-impl Steps {
-    fn add(&mut self, row: &Row<'_>) {
-        // Scalars that the job logged for a step are no step of their own.
-        if row.scope == "user" {
-            return;
-        }
-        let span = (row.time_us, row.window_s.to_bits());
-        if self.latest != Some(span) {
-            self.latest = Some(span);
-            if let Some(step) = row.step {
-                self.first = Some(self.first.map_or(step, |first| first.min(step)));
-                self.last = Some(self.last.map_or(step, |last| last.max(step)));
-                self.marks.add(row.time_us, step);
-            }
-        }
-        let weight = row.samples.map_or(1.0, f64::from);
-        match (row.scope, row.metric) {
-            ("batch_time", "intra_step") => {
-                self.timed += u64::from(row.samples.unwrap_or(1));
-                self.intra.add(weight, row.mean, row.min, row.max);
-                self.intra_curve.add(row.time_us, row.window_s, row.mean, row.min, row.max);
-            }
-            ("batch_time", "inter_step") => {
-                self.inter.add(weight, row.mean, row.min, row.max);
-                self.inter_curve.add(row.time_us, row.window_s, row.mean, row.min, row.max);
-            }
-            ("gpu", "gpu_utilization") => self.utilization.add(row.window_s, row.mean, row.min, row.max),
-            _ => {}
-        }
-    }
-
-    /// Mean time of a step in milliseconds, the time between steps included.
-    pub(super) fn mean(&self) -> Option<f64> {
-        match (self.intra.mean(), self.inter.mean()) {
-            (Some(intra), Some(inter)) => Some(intra + inter),
-            (intra, inter) => intra.or(inter),
-        }
-    }
-
-    /// Steps whose time is known, whichever end was marked.
-    pub(super) fn count(&self) -> u64 {
-        self.timed.max(self.inter.weight as u64)
-    }
-}
-
 /// A process of the job.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Process {
@@ -197,6 +133,7 @@ pub(super) struct Process {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scalar {
     pub(super) name: String,
+    pub(super) rank: Option<i32>,
     pub(super) series: Series,
 }
 
@@ -209,6 +146,8 @@ pub(super) struct Part {
     /// How it is called beside the others; set when all are known.
     pub(super) label: String,
     pub(super) root_tag: String,
+    /// It has windows of more than scalars: it is a run, not a client of one.
+    pub(super) measured: bool,
     pub(super) windows: u64,
     /// Seconds that the windows cover.
     pub(super) seconds: f64,
@@ -247,6 +186,7 @@ impl Part {
             about: RunAbout::default(),
             label: String::new(),
             root_tag: String::new(),
+            measured: false,
             windows: 0,
             seconds: 0.0,
             first_us: None,
@@ -296,6 +236,7 @@ impl Part {
                 row.tag.clone_into(&mut self.root_tag);
             }
         }
+        self.measured |= row.scope != "user";
         let figures = |figures: &mut Figures| figures.add(row.window_s, row.mean, row.min, row.max);
         match (row.scope, row.metric) {
             ("process", _) => self.add_process(row),
@@ -375,7 +316,8 @@ impl Part {
             Some(place) => place,
             None if self.scalars.len() >= SCALARS => return self.leave_out("scalars"),
             None => {
-                self.scalars.push(Scalar { name: row.metric.to_owned(), series: Series::default() });
+                let name = row.metric.to_owned();
+                self.scalars.push(Scalar { name, rank: row.rank, series: Series::default() });
                 self.scalars.len() - 1
             }
         };
@@ -399,7 +341,7 @@ impl Part {
             Some(place) => place,
             None if self.steps.len() >= TAGS => return self.leave_out("step series"),
             None => {
-                self.steps.push(Steps { path: row.tag.to_owned(), rank: row.rank, ..Steps::default() });
+                self.steps.push(Steps::new(row.tag, row.rank));
                 self.steps.len() - 1
             }
         };
@@ -412,23 +354,28 @@ impl Part {
         }
     }
 
-    /// Takes over the tags and steps of a client with a rank of its own.
+    /// Takes over the tags, steps and scalars of a client with a rank of its own.
     pub(super) fn adopt(&mut self, client: Part) {
         self.first_us = self.first_us.into_iter().chain(client.first_us).min();
         self.last_us = self.last_us.max(client.last_us);
         self.tags.extend(client.tags);
         self.steps.extend(client.steps);
+        self.scalars.extend(client.scalars);
         for what in client.beyond {
             self.leave_out(what);
         }
-        if self.tags.len() > TAGS {
-            self.tags.truncate(TAGS);
-            self.leave_out("tags");
+        for (count, most, what) in [
+            (self.tags.len(), TAGS, "tags"),
+            (self.steps.len(), TAGS, "step series"),
+            (self.scalars.len(), SCALARS, "scalars"),
+        ] {
+            if count > most {
+                self.leave_out(what);
+            }
         }
-        if self.steps.len() > TAGS {
-            self.steps.truncate(TAGS);
-            self.leave_out("step series");
-        }
+        self.tags.truncate(TAGS);
+        self.steps.truncate(TAGS);
+        self.scalars.truncate(SCALARS);
     }
 
     /// Puts what the log says beside what its rows say, and everything into the order it is shown in.
@@ -450,6 +397,10 @@ impl Part {
         self.tags.sort_by(|a, b| (a.rank, &a.path).cmp(&(b.rank, &b.path)));
         self.steps.sort_by(|a, b| (a.rank, &a.path).cmp(&(b.rank, &b.path)));
         self.steps.retain(|s| s.last.is_some());
+        // In the order in which they were first logged, the ranks of a name side by side.
+        let first: HashMap<String, usize> =
+            self.scalars.iter().rev().enumerate().map(|(n, scalar)| (scalar.name.clone(), n)).collect();
+        self.scalars.sort_by_key(|scalar| (std::cmp::Reverse(first.get(&scalar.name).copied()), scalar.rank));
         let cpu = |p: &Process| p.cpu.integral;
         self.processes.sort_by(|a, b| cpu(b).total_cmp(&cpu(a)).then_with(|| a.pid.cmp(&b.pid)));
     }

@@ -15,7 +15,8 @@ const PROCESSES: usize = 5;
 /// Most characters of a cell in the side-by-side table when there is more than one run.
 const CELL: usize = 44;
 
-pub(super) fn write(report: &Report, out: &mut dyn Write) -> fmt::Result {
+/// Writes the text: facts of the runs side by side, then GPUs, tags, steps, processes.
+pub fn write(report: &Report, out: &mut dyn Write) -> fmt::Result {
     if report.is_empty() {
         return writeln!(out, "no rows");
     }
@@ -280,7 +281,7 @@ pub(super) fn tags(report: &Report, many: bool) -> Table {
         for tag in &part.tags {
             let cells = [
                 short(&words::tag(&tag.path, &part.root_tag), 60),
-                tag.rank.map_or_else(|| UNKNOWN.to_owned(), |rank| rank.to_string()),
+                known_rank(tag.rank),
                 words::count(tag.count),
                 words::duration(tag.seconds.integral),
                 known(tag.seconds.mean(), words::duration),
@@ -295,36 +296,51 @@ pub(super) fn tags(report: &Report, many: bool) -> Table {
     table.trimmed()
 }
 
-/// One row per run, rank and tag with steps in it.
+/// For each run, rank and tag with steps in it, a row for each kind of time: whole steps, in and between them.
 pub(super) fn steps(report: &Report, many: bool) -> Table {
     let header = [
         ("tag", false),
         ("rank", true),
-        ("timed steps", true),
         ("last step", true),
-        ("step mean", true),
-        ("in step", true),
+        ("time", false),
+        ("steps", true),
+        ("mean", true),
+        ("median", true),
+        ("p95", true),
         ("max", true),
-        ("between", true),
-        ("max", true),
+        ("samples/s", true),
         ("GPU util. mean", true),
     ];
     let mut table = Table::new(many, &header);
     for part in &report.parts {
         for steps in &part.steps {
-            let cells = [
-                short(&words::tag(&steps.path, &part.root_tag), 60),
-                steps.rank.map_or_else(|| UNKNOWN.to_owned(), |rank| rank.to_string()),
-                if steps.count() > 0 { words::count(steps.count()) } else { UNKNOWN.to_owned() },
-                steps.last.map_or_else(|| UNKNOWN.to_owned(), |step| step.to_string()),
-                known(steps.mean(), words::millis),
-                known(steps.intra.mean(), words::millis),
-                known(steps.intra.max, words::millis),
-                known(steps.inter.mean(), words::millis),
-                known(steps.inter.max, words::millis),
-                known(steps.utilization.mean(), words::percent),
-            ];
-            table.push(part, many, cells);
+            let of_series = |name: &str, count: Option<u64>, times: [Option<f64>; 4], whole: bool| {
+                let only = |text: String| if whole { text } else { UNKNOWN.to_owned() };
+                [
+                    short(&words::tag(&steps.path, &part.root_tag), 60),
+                    known_rank(steps.rank),
+                    known(steps.last.map(|last| last as f64), |last| format!("{last:.0}")),
+                    name.to_owned(),
+                    count.map_or_else(|| UNKNOWN.to_owned(), words::count),
+                ]
+                .into_iter()
+                .chain(times.map(|ms| known(ms, words::millis)))
+                .chain([
+                    only(known(steps.samples_per_second(), words::number)),
+                    only(known(steps.utilization.mean(), words::percent)),
+                ])
+                .collect::<Vec<_>>()
+            };
+            let mut first = true;
+            for (name, times) in steps.times() {
+                let quantile = |share| times.distribution.quantile(share);
+                let all = [times.figures.mean(), quantile(0.5), quantile(0.95), times.figures.max];
+                table.push(part, many, of_series(name, Some(times.count()), all, first));
+                first = false;
+            }
+            if first {
+                table.push(part, many, of_series(UNKNOWN, None, [None; 4], true));
+            }
         }
     }
     table.trimmed()
@@ -332,13 +348,15 @@ pub(super) fn steps(report: &Report, many: bool) -> Table {
 
 /// One row per run and scalar that the job logged.
 pub(super) fn scalars(report: &Report, many: bool) -> Table {
-    let header = [("name", false), ("mean", true), ("min", true), ("max", true), ("last", true)];
+    let header =
+        [("name", false), ("rank", true), ("mean", true), ("min", true), ("max", true), ("last", true)];
     let mut table = Table::new(many, &header);
     for part in &report.parts {
         for scalar in &part.scalars {
             let f = &scalar.series.figures;
             let cells = [f.mean(), f.min, f.max, f.last].map(|v| known(v, words::number));
-            table.push(part, many, std::iter::once(short(&clean(&scalar.name), 60)).chain(cells));
+            let name = [short(&clean(&scalar.name), 60), known_rank(scalar.rank)];
+            table.push(part, many, name.into_iter().chain(cells));
         }
     }
     table.trimmed()
@@ -362,6 +380,10 @@ pub(super) fn processes(report: &Report, many: bool) -> Table {
         }
     }
     table.trimmed()
+}
+
+fn known_rank(rank: Option<i32>) -> String {
+    rank.map_or_else(|| UNKNOWN.to_owned(), |rank| rank.to_string())
 }
 
 fn section(out: &mut dyn Write, title: &str, table: &Table) -> fmt::Result {

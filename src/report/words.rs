@@ -1,6 +1,8 @@
 //! How figures, times and names read. What comes out of a log is untrusted: it is cleaned here.
 
-pub(super) use crate::sys::format::{brief, count, duration, joules, mib, millis, number, percent};
+pub(super) use crate::sys::format::{brief, count, duration, mib, millis, number, percent};
+
+use crate::sys::format;
 use jiff::Timestamp;
 
 use crate::model::signal;
@@ -125,7 +127,7 @@ pub(super) fn throttled(device: &super::part::Device) -> String {
 pub(super) fn energy(device: &super::part::Device) -> String {
     device.energy().map_or_else(
         || UNKNOWN.to_owned(),
-        |(e, estimate)| format!("{}{}", if estimate { "≈ " } else { "" }, joules(e)),
+        |(e, estimate)| format!("{}{}", if estimate { "≈ " } else { "" }, format::energy(e)),
     )
 }
 

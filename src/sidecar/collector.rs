@@ -468,12 +468,19 @@ impl Collector {
 
     /// Marks the end of a training step.
     pub fn step(&self, step: i64) {
-        self.marks().mark(MarkOp::Step { step, count: 1, began: None, first_of_epoch: false });
+        self.marks().mark(MarkOp::Step { step, count: 1, began: None, samples: None });
     }
 
     /// Begins a training step; it ends when the guard is dropped. Gives the times in and between steps.
     pub fn timed_step(&self, step: i64) -> TimedStep<'_> {
-        TimedStep { collector: self, step, began: clock::monotonic(), first_of_epoch: false }
+        let mut marks = self.marks();
+        marks.mark(MarkOp::StepBegin { step: Some(step) });
+        TimedStep { collector: self, step, began: marks.last, samples: None }
+    }
+
+    /// Says that an epoch begins: rows from here on carry its number, and no time between steps is counted across it.
+    pub fn epoch(&self, epoch: i64) {
+        self.marks().mark(MarkOp::Epoch { epoch: Some(epoch) });
     }
 
     /// Notes a scalar of the program's own, of a training step or of the time. What is not finite counts as missing.
@@ -564,20 +571,20 @@ pub struct TimedStep<'collector> {
     collector: &'collector Collector,
     step: i64,
     began: Mono,
-    first_of_epoch: bool,
+    samples: Option<u64>,
 }
 
 impl TimedStep<'_> {
-    /// The first step of an epoch: the time since the step before is not one between steps.
-    pub fn first_of_epoch(mut self) -> Self {
-        self.first_of_epoch = true;
+    /// How many training samples the step takes, for samples a second.
+    pub fn samples(mut self, samples: u64) -> Self {
+        self.samples = Some(samples);
         self
     }
 }
 
 impl Drop for TimedStep<'_> {
     fn drop(&mut self) {
-        let (step, began, first_of_epoch) = (self.step, Some(self.began), self.first_of_epoch);
-        self.collector.marks().mark(MarkOp::Step { step, count: 1, began, first_of_epoch });
+        let (step, began, samples) = (self.step, Some(self.began), self.samples);
+        self.collector.marks().mark(MarkOp::Step { step, count: 1, began, samples });
     }
 }

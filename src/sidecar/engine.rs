@@ -347,7 +347,7 @@ impl Running {
             waiting: VecDeque::new(),
             targets,
             out: None,
-            totals: Totals::new(run.start_mono),
+            totals: Totals::new(run.rank),
             run,
             run_shared: None,
             on_window,

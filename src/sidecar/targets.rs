@@ -44,6 +44,7 @@ pub(super) fn check(
     let settings = WriterSettings {
         layout: if logging.wide { Layout::Wide } else { Layout::Long },
         mode,
+        tensorboard_all: logging.tensorboard_all,
         host: run.host.to_string(),
         rank: run.rank,
         ..WriterSettings::default()

@@ -46,6 +46,8 @@ fn window(window_s: f64, rows: Vec<Row>) -> WindowBatch {
     WindowBatch {
         kind: RowKind::Window,
         tag: "run".into(),
+        occurrence: 1,
+        epoch: None,
         step: None,
         rank: None,
         ordinal: 1,
@@ -82,7 +84,7 @@ fn end(exit: JobExit) -> RunEnd {
 }
 
 fn summary(windows: &[WindowBatch]) -> Summary {
-    let mut totals = Totals::new(Mono(0));
+    let mut totals = Totals::new(None);
     for window in windows {
         totals.add(window);
     }
@@ -97,7 +99,7 @@ fn full() -> Summary {
         .filter(|id| id.get().scope.name() != "user")
         .flat_map(|id| [row(*id, None, Some(50.0), 99.0), row(*id, Some(&device), Some(50.0), 99.0)])
         .collect();
-    let mut totals = Totals::new(Mono(0));
+    let mut totals = Totals::new(None);
     totals.add(&window(10.0, rows));
     let target = TargetSummary {
         target: "x.csv".to_owned(),
@@ -128,7 +130,7 @@ fn bare() -> Summary {
     let target = TargetSummary { target: "x".to_owned(), rows: 0, lost_rows: 0, error: None };
     let left = LeftoverSummary { pid: 7, command: String::new(), gpu_memory_mib: None };
     let end = RunEnd { exit: None, ..end(JobExit::Code(0)) };
-    Summary::new(&run, &end, &Totals::new(Mono(0)), vec![target], vec![left])
+    Summary::new(&run, &end, &Totals::new(None), vec![target], vec![left])
 }
 
 #[test]
@@ -165,7 +167,7 @@ fn energy_names_its_source() {
     let estimated = summary(&[window(10.0, rows)]);
     assert_eq!(estimated.gpus[0].energy_source, Some("power"));
     assert!(
-        text::lines(&estimated)[1].contains("12.0 kJ (from power readings)"),
+        text::lines(&estimated)[1].contains("3.3 Wh (from power readings)"),
         "{:?}",
         text::lines(&estimated)
     );
@@ -247,7 +249,7 @@ fn a_job_that_held_memory_used_its_gpu() {
 
 #[test]
 fn the_text_says_the_end_in_words() {
-    let words = |exit| super::json::exit_words(exit);
+    let words = |exit| super::build::exit_words(exit);
     assert_eq!(words(JobExit::Code(3)), "exited with status 3");
     assert_eq!(words(JobExit::Signal { signal: 9, core: false }), "killed by SIGKILL");
     assert_eq!(words(JobExit::Signal { signal: 11, core: true }), "killed by SIGSEGV, core dumped");

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::json::{DroppedSummary, Summary, TargetSummary};
-use crate::sys::format::{duration, joules, mib};
+use crate::sys::format::{self, duration, mib};
 
 /// What gpurun prints on stderr when the job has ended: the job, its GPUs, the files.
 pub fn lines(summary: &Summary) -> Vec<String> {
@@ -79,7 +79,7 @@ fn gpu_line(gpu: &super::json::GpuSummary) -> String {
         let _ = write!(line, ", {power:.0} W");
     }
     if let Some(energy) = gpu.energy_j {
-        let _ = write!(line, ", {}", joules(energy));
+        let _ = write!(line, ", {}", format::energy(energy));
         if gpu.energy_source == Some("power") {
             line.push_str(" (from power readings)");
         }

@@ -4,9 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::model::id::{GpuUuid, ProcessKey};
-use crate::model::metric::{MetricId, Scope};
+use crate::model::metric::{Kind, MetricId, Scope};
 use crate::model::series::SeriesInfo;
-use crate::model::time::Mono;
 use crate::model::window::{Row, RowKind, WindowBatch};
 
 /// At most this many per-process series are kept; a run of many short processes stays small.
@@ -40,7 +39,7 @@ impl Key {
 pub struct SeriesTotal {
     /// What it is about.
     pub series: Arc<SeriesInfo>,
-    /// Sum of `mean x seconds` over the windows that have a mean.
+    /// Sum of `mean x seconds` over the windows that have a mean; of amounts, the sum of those.
     pub integral: f64,
     /// Seconds of those windows.
     pub known_s: f64,
@@ -65,7 +64,7 @@ impl SeriesTotal {
     fn add(&mut self, row: &Row, window_s: f64) {
         let stats = &row.stats;
         if let Some(mean) = stats.mean {
-            self.integral += mean * window_s;
+            self.integral += if row.series.kind() == Kind::Amount { mean } else { mean * window_s };
             self.known_s += window_s;
         }
         self.min = fold(self.min, stats.min, f64::min);
@@ -86,13 +85,11 @@ fn fold(old: Option<f64>, new: Option<f64>, pick: fn(f64, f64) -> f64) -> Option
 /// Whole-run figures.
 #[derive(Clone, Debug)]
 pub struct Totals {
-    start: Mono,
+    /// Rank of the run itself: windows of other ranks are of the same time.
+    rank: Option<i32>,
     /// In order of first sight.
     series: Vec<SeriesTotal>,
     places: HashMap<Key, usize>,
-    /// The series of each row of the last window with its place: the next window has mostly the same rows, and
-    /// to hash a key costs more than to add a row.
-    last_rows: Vec<(Arc<SeriesInfo>, usize)>,
     process_series: usize,
     /// Periodic windows so far.
     pub windows: u64,
@@ -114,13 +111,12 @@ struct Unreadable {
 }
 
 impl Totals {
-    /// Totals of a run that starts at `start`.
-    pub fn new(start: Mono) -> Self {
+    /// Totals of a run whose own windows have this rank.
+    pub fn new(rank: Option<i32>) -> Self {
         Self {
-            start,
+            rank,
             series: Vec::new(),
             places: HashMap::new(),
-            last_rows: Vec::new(),
             process_series: 0,
             windows: 0,
             seconds: 0.0,
@@ -156,38 +152,20 @@ impl Totals {
             .map(|entry| entry.reason.as_str())
     }
 
-    /// When the run began.
-    pub fn start(&self) -> Mono {
-        self.start
-    }
-
     /// Adds a window; batches of tags and steps are views of the same time and add nothing.
     pub fn add(&mut self, batch: &WindowBatch) {
         if batch.kind != RowKind::Window {
             return;
         }
-        self.windows += 1;
-        self.seconds += batch.window_s;
-        let mut last_rows = std::mem::take(&mut self.last_rows);
-        let mut at = 0;
-        for row in &batch.rows {
-            let place = match last_rows.get(at) {
-                Some((series, place)) if Arc::ptr_eq(series, &row.series) => *place,
-                _ => {
-                    let Some(place) = self.place(&row.series) else { continue };
-                    let known = (Arc::clone(&row.series), place);
-                    match last_rows.get_mut(at) {
-                        Some(slot) => *slot = known,
-                        None => last_rows.push(known),
-                    }
-                    place
-                }
-            };
-            at += 1;
-            self.series[place].add(row, batch.window_s);
+        if batch.rank == self.rank {
+            self.windows += 1;
+            self.seconds += batch.window_s;
         }
-        last_rows.truncate(at);
-        self.last_rows = last_rows;
+        for row in &batch.rows {
+            if let Some(place) = self.place(&row.series) {
+                self.series[place].add(row, batch.window_s);
+            }
+        }
         self.add_patterns(batch);
     }
 

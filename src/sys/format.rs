@@ -98,13 +98,13 @@ pub fn mib(mib: f64) -> String {
     }
 }
 
-/// Joules: `840 J`, `12.5 kJ`, `1.24 kWh`.
-pub fn joules(energy: f64) -> String {
-    match energy {
-        e if e >= 3.6e6 => format!("{:.2} kWh", e / 3.6e6),
-        e if e >= 3.6e5 => format!("{:.0} Wh", e / 3.6e3),
-        e if e >= 1e3 => format!("{:.1} kJ", e / 1e3),
-        e => format!("{e:.0} J"),
+/// Energy in joules as people read it: `0.23 Wh`, `8.8 Wh`, `261 Wh`, `1.24 kWh`.
+pub fn energy(joules: f64) -> String {
+    match joules / 3.6e3 {
+        wh if wh >= 1e3 => format!("{:.2} kWh", wh / 1e3),
+        wh if wh >= 100.0 => format!("{wh:.0} Wh"),
+        wh if wh >= 1.0 => format!("{wh:.1} Wh"),
+        wh => format!("{wh:.2} Wh"),
     }
 }
 
@@ -195,8 +195,9 @@ mod tests {
         assert_eq!(mib(0.0), "0 MiB");
         assert_eq!(mib(512.0), "512 MiB");
         assert_eq!(mib(73_011.0), "71.3 GiB");
-        assert_eq!(joules(840.0), "840 J");
-        assert_eq!(joules(4_464_000.0), "1.24 kWh");
+        assert_eq!(energy(840.0), "0.23 Wh");
+        assert_eq!(energy(31_680.0), "8.8 Wh");
+        assert_eq!(energy(4_464_000.0), "1.24 kWh");
         assert_eq!(percent(0.0), "0 %");
         assert_eq!(percent(3.26), "3.3 %");
         assert_eq!(percent(87.4), "87 %");

@@ -234,7 +234,7 @@ fn memory_is_flat_over_windows() {
         slack: Duration::from_millis(300),
     };
     let mut fold = Fold::new(settings, Mono(0));
-    let mut totals = Totals::new(Mono(0));
+    let mut totals = Totals::new(None);
     let info = |metric| {
         Arc::new(SeriesInfo {
             metric,

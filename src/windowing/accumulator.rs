@@ -64,7 +64,7 @@ impl Acc {
     }
 
     /// Corrects the mean value over a stretch that is covered already.
-    fn tilt(&mut self, by: f64, nanos: u64) {
+    fn correct(&mut self, by: f64, nanos: u64) {
         self.integral += by * (nanos as f64 / NANOS);
     }
 
@@ -96,8 +96,26 @@ impl Acc {
         self.missing > 0 || !self.is_blank() || !self.peak.is_nan()
     }
 
+    /// Adds what is known of a later stretch of time.
+    pub(super) fn merge(&mut self, later: &Acc) {
+        self.integral += later.integral;
+        self.covered += later.covered;
+        self.sum += later.sum;
+        self.min = self.min.min(later.min);
+        self.max = self.max.max(later.max);
+        self.peak = self.peak.max(later.peak);
+        self.last = if later.last.is_nan() { self.last } else { later.last };
+        self.samples = self.samples.saturating_add(later.samples);
+        self.missing = self.missing.saturating_add(later.missing);
+    }
+
     /// The numbers as rows carry them.
     pub(super) fn stats(&self, kind: Kind) -> Stats {
+        if kind == Kind::Amount {
+            let amount = (self.covered > 0).then_some(self.integral);
+            let (samples, missing) = (self.samples, self.missing);
+            return Stats { mean: amount, min: amount, max: amount, last: amount, samples, missing };
+        }
         let known = |value: f64| (!value.is_nan()).then_some(value);
         let mean = if self.covered > 0 {
             self.integral / (self.covered as f64 / NANOS)
@@ -223,8 +241,8 @@ impl Series {
                 self.value = None;
                 Step::GaugeHold { from }
             }
-            (Kind::Counter, None) => Step::CounterMissing,
-            (Kind::Counter, Some(total)) => {
+            (Kind::Counter | Kind::Amount, None) => Step::CounterMissing,
+            (Kind::Counter | Kind::Amount, Some(total)) => {
                 let before = self.value;
                 match before {
                     Some(point) if point.at >= at => return Step::Nothing,
@@ -275,7 +293,7 @@ impl Series {
 
     /// What was suspended breaks a counter: the host's totals ran on meanwhile.
     pub(super) fn suspend(&mut self) {
-        if self.kind == Kind::Counter {
+        if self.kind.is_total() {
             (self.value, self.anchor) = (None, None);
         }
     }
@@ -301,7 +319,7 @@ impl Series {
     /// Whether the edge of a span that ended at `end` is still open: a value or total to come can settle it.
     pub(super) fn is_waiting(&self, end: u64, now: u64) -> bool {
         let near = match self.kind {
-            Kind::Counter => true,
+            Kind::Counter | Kind::Amount => true,
             Kind::Gauge => now <= end + self.edge,
         };
         near && self.limit != u64::MAX
@@ -320,7 +338,7 @@ impl Series {
 
     /// Gives a span that no rate settled the last known rate, if that is near enough.
     pub(super) fn settle_rate(&self, acc: &mut Acc, end: u64) {
-        if self.kind == Kind::Counter
+        if self.kind.is_total()
             && acc.is_blank()
             && let Some(rate) = self.rate
             && self.within_reach(end).is_some_and(|point| point.at < end)
@@ -370,7 +388,7 @@ impl Series {
                 let since = since.max(start);
                 if end > since {
                     let share = (end - since) as f64 / (at - since) as f64;
-                    acc.tilt(share * (value - before) / 2.0, end - since);
+                    acc.correct(share * (value - before) / 2.0, end - since);
                 }
             }
             Step::Rate { from, rate, steady } if from < end => {

@@ -12,9 +12,8 @@ use crate::model::window::{Row, Stats};
 /// Plain statistics of some numbers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Points {
-    sum: f64,
-    /// The same in units of [`UNIT`], for numbers whose plain sum is beyond what a double can hold.
-    units: f64,
+    /// Kept instead of a sum, which may be beyond what a double can hold.
+    mean: f64,
     min: f64,
     max: f64,
     last: f64,
@@ -23,9 +22,6 @@ pub(super) struct Points {
     missing: u32,
 }
 
-/// Larger than there can be points: a sum in these is finite. A power of two, so that nothing is rounded off.
-const UNIT: f64 = (1u64 << 40) as f64;
-
 impl Points {
     pub(super) fn push(&mut self, value: f64) {
         self.push_times(value, 1);
@@ -33,36 +29,39 @@ impl Points {
 
     /// Adds the same value several times.
     pub(super) fn push_times(&mut self, value: f64, times: u32) {
-        if !value.is_finite() {
+        if value.is_finite() {
+            self.merge(&Points {
+                mean: value,
+                min: value,
+                max: value,
+                last: value,
+                count: times,
+                missing: 0,
+            });
+        } else {
             self.missing = self.missing.saturating_add(times);
-            return;
         }
-        if self.count == 0 {
-            (self.min, self.max) = (value, value);
-        }
-        self.min = self.min.min(value);
-        self.max = self.max.max(value);
-        self.sum += value * f64::from(times);
-        self.units += value / UNIT * f64::from(times);
-        self.last = value;
-        self.count = self.count.saturating_add(times);
     }
 
-    fn merge(&mut self, earlier: &Points) {
-        let missing = self.missing.saturating_add(earlier.missing);
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Adds points that came after those already here.
+    fn merge(&mut self, later: &Points) {
+        let missing = self.missing.saturating_add(later.missing);
         if self.count == 0 {
-            *self = Points { missing, ..*earlier };
-            return;
+            *self = *later;
+        } else if later.count > 0 {
+            let count = self.count.saturating_add(later.count);
+            let share = f64::from(later.count) / f64::from(count);
+            self.mean += later.mean * share - self.mean * share;
+            self.min = self.min.min(later.min);
+            self.max = self.max.max(later.max);
+            self.last = later.last;
+            self.count = count;
         }
         self.missing = missing;
-        if earlier.count == 0 {
-            return;
-        }
-        self.min = self.min.min(earlier.min);
-        self.max = self.max.max(earlier.max);
-        self.sum += earlier.sum;
-        self.units += earlier.units;
-        self.count = self.count.saturating_add(earlier.count);
     }
 
     /// A row, unless there was no point at all.
@@ -71,9 +70,8 @@ impl Points {
             let stats = Stats { missing: self.missing, ..Stats::default() };
             return (self.missing > 0).then(|| Row { series: Arc::clone(series), stats });
         }
-        let count = f64::from(self.count);
-        let mean = if self.sum.is_finite() { self.sum / count } else { self.units / count * UNIT };
-        let mean = mean.max(self.min).min(self.max);
+        // Rounding may leave the mean of a constant a hair outside.
+        let mean = self.mean.max(self.min).min(self.max);
         Some(Row {
             series: Arc::clone(series),
             stats: Stats {
@@ -138,12 +136,12 @@ impl PointTable {
         self.0[number].push(value);
     }
 
-    /// Adds points that came before those already here.
-    pub(super) fn merge(&mut self, earlier: &PointTable) {
-        if self.0.len() < earlier.0.len() {
-            self.0.resize(earlier.0.len(), Points::default());
+    /// Adds points that came after those already here.
+    pub(super) fn merge(&mut self, later: &PointTable) {
+        if self.0.len() < later.0.len() {
+            self.0.resize(later.0.len(), Points::default());
         }
-        for (mine, other) in self.0.iter_mut().zip(&earlier.0) {
+        for (mine, other) in self.0.iter_mut().zip(&later.0) {
             mine.merge(other);
         }
     }
@@ -158,11 +156,11 @@ mod tests {
     use super::*;
 
     fn mean_of(values: &[f64]) -> f64 {
-        let (mut first, mut all) = (Points::default(), Points::default());
-        let (earlier, later) = values.split_at(values.len() / 2);
-        earlier.iter().for_each(|value| first.push(*value));
-        later.iter().for_each(|value| all.push(*value));
-        all.merge(&first);
+        let (mut all, mut later) = (Points::default(), Points::default());
+        let (before, after) = values.split_at(values.len() / 2);
+        before.iter().for_each(|value| all.push(*value));
+        after.iter().for_each(|value| later.push(*value));
+        all.merge(&later);
         all.row(&point_series(MetricId::UserValue, None)).unwrap().stats.mean.unwrap()
     }
 

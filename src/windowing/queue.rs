@@ -14,8 +14,6 @@ pub(super) enum What {
     Resume,
     /// A mark on the stack with this internal number.
     Mark(u32, MarkOp),
-    /// The first step of a stack began.
-    FirstStep(u32),
     /// Reads.
     Sample(Vec<(SeriesId, Reading)>),
     /// A series ended.
@@ -30,7 +28,7 @@ impl What {
     fn rank(&self) -> u8 {
         match self {
             What::Resume => 0,
-            What::Mark(..) | What::FirstStep(_) => 1,
+            What::Mark(..) => 1,
             What::Sample(_) => 2,
             What::CloseSeries(_) => 3,
             What::Suspend => 4,

@@ -40,7 +40,7 @@ const fn column(name: &'static str, content: Content, nullable: bool, about: &'s
 }
 
 /// The columns of the long layout, in their order.
-pub(super) const LONG: [Column; 23] = [
+pub(super) const LONG: [Column; 25] = [
     column("time", Content::Time, false, "end of the window, UTC"),
     column("start", Content::Time, false, "begin of the window, UTC, by the clock that gave its end"),
     column("window_s", Content::Float, false, "length of the window in seconds, suspended time excluded"),
@@ -54,6 +54,18 @@ pub(super) const LONG: [Column; 23] = [
         "window (periodic), tag (the span of a closed tag) or step (a number of training steps)",
     ),
     column("tag", Content::Text, false, "tag path, root tag first"),
+    column(
+        "occurrence",
+        Content::Int32,
+        true,
+        "1 the first time that the tag was opened on this rank, 2 the second, ...",
+    ),
+    column(
+        "epoch",
+        Content::Int64,
+        true,
+        "epoch that the job said; null where none was said, or where several began in the window",
+    ),
     column("step", Content::Int64, true, "training step of step rows and of scalars logged with one"),
     column("scope", Content::Text, false, "host, gpu, job, process, gpurun, user or batch_time"),
     column("gpu", Content::Int32, true, "NVML index of the GPU"),
@@ -77,7 +89,7 @@ pub(super) const LONG: [Column; 23] = [
 ];
 
 /// Columns that the wide layout shares with the long one, in front of its series.
-pub(super) const FIXED: usize = 9;
+pub(super) const FIXED: usize = 11;
 
 /// The statistics of the wide layout, in their order.
 pub(super) const STATS: [&str; 4] = ["mean", "min", "max", "last"];
@@ -126,6 +138,8 @@ pub(super) struct LongRow<'a> {
     pub(super) rank: Option<i32>,
     pub(super) kind: &'a str,
     pub(super) tag: &'a str,
+    pub(super) occurrence: Option<i32>,
+    pub(super) epoch: Option<i64>,
     pub(super) step: Option<i64>,
     pub(super) scope: &'a str,
     pub(super) gpu: Option<i32>,
@@ -156,6 +170,8 @@ impl<'a> LongRow<'a> {
             rank: batch.rank.or(run.rank),
             kind: batch.kind.name(),
             tag: &batch.tag,
+            occurrence: i32::try_from(batch.occurrence).ok(),
+            epoch: batch.epoch,
             step: batch.step,
             scope: series.scope().name(),
             gpu: device.and_then(|d| i32::try_from(d.index).ok()),
@@ -197,6 +213,10 @@ pub struct ReadRow {
     pub kind: Arc<str>,
     /// Tag path, root tag first.
     pub tag: Arc<str>,
+    /// How often the tag had been opened on this rank.
+    pub occurrence: Option<i32>,
+    /// Epoch.
+    pub epoch: Option<i64>,
     /// Training step.
     pub step: Option<i64>,
     /// `host`, `gpu`, `job`, `process`, `gpurun`, `user` or `batch_time`.
@@ -240,6 +260,8 @@ impl ReadRow {
             rank: self.rank,
             kind: &self.kind,
             tag: &self.tag,
+            occurrence: self.occurrence,
+            epoch: self.epoch,
             step: self.step,
             scope: &self.scope,
             gpu: self.gpu,
@@ -322,6 +344,8 @@ struct FixedBuilder {
     rank: Int32Builder,
     kind: Texts,
     tag: Texts,
+    occurrence: Int32Builder,
+    epoch: Int64Builder,
     step: Int64Builder,
 }
 
@@ -335,6 +359,8 @@ impl FixedBuilder {
         self.rank.append_option(row.rank);
         self.kind.push(Some(row.kind));
         self.tag.push(Some(row.tag));
+        self.occurrence.append_option(row.occurrence);
+        self.epoch.append_option(row.epoch);
         self.step.append_option(row.step);
     }
 
@@ -351,6 +377,8 @@ impl FixedBuilder {
             Arc::new(self.rank.finish()),
             self.kind.finish()?,
             self.tag.finish()?,
+            Arc::new(self.occurrence.finish()),
+            Arc::new(self.epoch.finish()),
             Arc::new(self.step.finish()),
         ])
     }

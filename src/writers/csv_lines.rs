@@ -74,6 +74,8 @@ impl<W: Write> Lines<W> {
         self.int(row.rank)?;
         self.text(row.kind)?;
         self.text(row.tag)?;
+        self.int(row.occurrence)?;
+        self.int(row.epoch)?;
         self.int(row.step)
     }
 

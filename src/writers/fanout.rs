@@ -158,6 +158,8 @@ mod tests {
         Arc::new(WindowBatch {
             kind: RowKind::Window,
             tag: "run".into(),
+            occurrence: 1,
+            epoch: None,
             step: None,
             rank: None,
             ordinal,

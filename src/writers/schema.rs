@@ -122,6 +122,7 @@ fn events() -> String {
 // A file is a sequence of records: length (u64 LE), masked crc32c of the length (u32 LE), Event, masked
 // crc32c of the Event (u32 LE); mask(crc) = rotate_right(crc, 15) + 0xa282ead8.
 // The first event has file_version "{FILE_VERSION}" and source_metadata; every other one has a summary.
+// The second one is the layout of the tab "Custom Scalars", of which only its kind is said here.
 syntax = "proto3";
 package tensorflow;
 
@@ -139,6 +140,21 @@ message Summary {{
   message Value {{
     string tag = 1;                // [steps/][rank:N/][TAG PATH/]SUBJECT/METRIC (UNIT)/(mean|min|max)
     float simple_value = 2;        // always finite
+    TensorProto tensor = 8;        // of the layout: a serialised tensorboard.custom_scalar.Layout
+    SummaryMetadata metadata = 9;  // of the layout: names the plugin custom_scalars
+  }}
+}}
+
+message TensorProto {{
+  int32 dtype = 1;                 // DT_STRING
+  repeated bytes string_val = 8;
+}}
+
+message SummaryMetadata {{
+  PluginData plugin_data = 1;
+
+  message PluginData {{
+    string plugin_name = 1;
   }}
 }}
 

@@ -1,5 +1,7 @@
 //! TensorBoard: event files in a run directory of our own, one event for each window.
-//! The messages are the five that scalars need, with the field numbers of tensorflow's protos.
+//! The messages are those that scalars and one layout of charts need, with the field numbers of tensorflow's protos.
+
+mod layout;
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -56,6 +58,39 @@ pub(super) struct Value {
     /// The value.
     #[prost(float, optional, tag = "2")]
     pub(super) simple_value: Option<f32>,
+    /// A value of another kind.
+    #[prost(message, optional, tag = "8")]
+    pub(super) tensor: Option<Tensor>,
+    /// What kind that is.
+    #[prost(message, optional, tag = "9")]
+    pub(super) metadata: Option<SummaryMetadata>,
+}
+
+/// `tensorflow.TensorProto`, with text in it.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Tensor {
+    /// `DT_STRING` is 7.
+    #[prost(int32, tag = "1")]
+    pub(super) dtype: i32,
+    /// The text.
+    #[prost(bytes = "vec", repeated, tag = "8")]
+    pub(super) string_val: Vec<Vec<u8>>,
+}
+
+/// `tensorflow.SummaryMetadata`.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct SummaryMetadata {
+    /// The plugin that the value is for.
+    #[prost(message, optional, tag = "1")]
+    pub(super) plugin_data: Option<PluginData>,
+}
+
+/// `tensorflow.SummaryMetadata.PluginData`.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct PluginData {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub(super) plugin_name: String,
 }
 
 /// `tensorflow.SourceMetadata`.
@@ -161,8 +196,12 @@ struct TensorBoardFormat {
     run: Option<Arc<RunInfo>>,
     /// Steps continue above this one.
     base: i64,
-    /// Last step of each tag group.
-    last: HashMap<String, i64>,
+    /// Every metric, not only the most important ones.
+    all: bool,
+    /// Last window number of each tag group.
+    windows: HashMap<String, i64>,
+    /// Last training step of each tag.
+    steps: HashMap<String, i64>,
     /// Event files of an earlier run, to be deleted at the start.
     replaced: Vec<PathBuf>,
     backwards: Option<String>,
@@ -210,7 +249,9 @@ pub(super) fn open(
     let format = Box::new(TensorBoardFormat {
         run: None,
         base,
-        last: HashMap::new(),
+        all: settings.tensorboard_all,
+        windows: HashMap::new(),
+        steps: HashMap::new(),
         replaced: if replace { files } else { Vec::new() },
         backwards: None,
         told_backwards: false,
@@ -242,30 +283,58 @@ impl TensorBoardFormat {
         parts.join("/")
     }
 
-    fn step(&mut self, group: &str, batch: &WindowBatch) -> Option<i64> {
-        let last = self.last.get(group).copied();
-        let step = match batch.step {
-            Some(step) => {
-                if last.is_some_and(|last| step <= last) {
-                    if !self.told_backwards {
-                        self.told_backwards = true;
-                        self.backwards = Some(format!(
-                            "training step {step} came after step {}: TensorBoard shows steps forward only and \
-                             leaves such points out",
-                            last.unwrap_or_default()
-                        ));
-                    }
-                    return None;
+    /// The number of a window or of the span of a tag, above every earlier one of its group.
+    fn window_number(&mut self, group: &str, batch: &WindowBatch) -> i64 {
+        let ordinal = i64::try_from(batch.ordinal).unwrap_or(i64::MAX);
+        let last = self.windows.get(group).map_or(i64::MIN, |last| last.saturating_add(1));
+        let number = self.base.saturating_add(ordinal).max(last);
+        self.windows.insert(group.to_owned(), number);
+        number
+    }
+
+    /// Whether a series may have a point at this training step: TensorBoard drops what goes back.
+    fn goes_forward(&mut self, tag: &str, step: i64) -> bool {
+        match self.steps.get_mut(tag) {
+            Some(last) if step <= *last => {
+                if !std::mem::replace(&mut self.told_backwards, true) {
+                    self.backwards = Some(format!(
+                        "{tag}: training step {step} came after step {last}: TensorBoard shows steps forward only and \
+                         leaves such points out"
+                    ));
                 }
-                step
+                false
+            }
+            Some(last) => {
+                *last = step;
+                true
             }
             None => {
-                let ordinal = i64::try_from(batch.ordinal).unwrap_or(i64::MAX);
-                self.base.saturating_add(ordinal).max(last.map_or(i64::MIN, |l| l.saturating_add(1)))
+                self.steps.insert(tag.to_owned(), step);
+                true
             }
-        };
-        self.last.insert(group.to_owned(), step);
-        Some(step)
+        }
+    }
+
+    /// The points of a batch, without those that would go back.
+    fn values(&mut self, group: &str, batch: &WindowBatch) -> Vec<Value> {
+        let mut values = Vec::with_capacity(batch.rows.len() * 3);
+        for row in &batch.rows {
+            if !self.all && !layout::is_important(&row.series) {
+                continue;
+            }
+            let key = layout::key(&row.series);
+            let key = if group.is_empty() { key } else { format!("{group}/{key}") };
+            let stats = [("mean", row.stats.mean), ("min", row.stats.min), ("max", row.stats.max)];
+            for (stat, number) in stats {
+                // Beyond the range of f32 a value is no longer finite: no point then.
+                let Some(number) = number.map(|v| v as f32).filter(|v| v.is_finite()) else { continue };
+                let tag = format!("{key}/{stat}");
+                if batch.step.is_none_or(|step| self.goes_forward(&tag, step)) {
+                    values.push(Value { tag, simple_value: Some(number), ..Value::default() });
+                }
+            }
+        }
+        values
     }
 }
 
@@ -289,32 +358,22 @@ impl Format for TensorBoardFormat {
             ..Event::default()
         };
         put_record(out, &event);
+        if let Some(run) = &self.run {
+            let value = vec![layout::value(run)];
+            let wall_time = start as f64 / 1e6;
+            put_record(out, &Event { wall_time, summary: Some(Summary { value }), ..Event::default() });
+        }
         Ok(())
     }
 
     fn encode(&mut self, batch: &WindowBatch, out: &mut Vec<u8>) -> io::Result<u64> {
         let run = self.run.clone().ok_or_else(|| io::Error::other("the run has not begun"))?;
         let group = Self::group(&run, batch);
-        let mut value = Vec::with_capacity(batch.rows.len() * 3);
-        for row in &batch.rows {
-            let stats = [("mean", row.stats.mean), ("min", row.stats.min), ("max", row.stats.max)];
-            if stats.iter().all(|(_, v)| v.is_none()) {
-                continue;
-            }
-            let key = format!("{}/{}", row.series.subject(false), row.series.name_with_unit());
-            let key = if group.is_empty() { key } else { format!("{group}/{key}") };
-            for (stat, number) in stats {
-                // Beyond the range of f32 a value is no longer finite: no point then.
-                let number = number.map(|v| v as f32).filter(|v| v.is_finite());
-                if let Some(number) = number {
-                    value.push(Value { tag: format!("{key}/{stat}"), simple_value: Some(number) });
-                }
-            }
-        }
+        let value = self.values(&group, batch);
         if value.is_empty() {
             return Ok(0);
         }
-        let Some(step) = self.step(&group, batch) else { return Ok(0) };
+        let step = batch.step.unwrap_or_else(|| self.window_number(&group, batch));
         put_record(
             out,
             &Event {

@@ -174,7 +174,7 @@ fn same_window(a: &ReadRow, b: &ReadRow) -> bool {
     a.time_us == b.time_us
         && a.window_s.to_bits() == b.window_s.to_bits()
         && a.rank == b.rank
-        && a.step == b.step
+        && (a.occurrence, a.epoch, a.step) == (b.occurrence, b.epoch, b.step)
         && texts(a) == texts(b)
 }
 

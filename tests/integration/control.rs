@@ -157,7 +157,10 @@ fn a_polite_client_is_heard_with_its_own_stamps() {
     assert_eq!(hello["result"]["run"], json!("test-run"));
     say(&mut client, &json!({"op": "begin", "tag": "train", "t": t0}));
     say(&mut client, &json!({"op": "begin", "tag": "batch", "t": t0 + 1}));
-    say(&mut client, &json!({"op": "step", "step": 9, "t": t0 + 5, "began": t0 + 2, "first": true}));
+    say(&mut client, &json!({"op": "epoch", "epoch": 4, "t": t0 + 2}));
+    say(&mut client, &json!({"op": "step_begin", "step": 8, "t": t0 + 2}));
+    say(&mut client, &json!({"op": "step", "step": 8, "t": t0 + 3, "began": t0 + 2, "samples": 64}));
+    say(&mut client, &json!({"op": "step", "step": 9, "t": t0 + 5, "began": t0 + 4, "first": true}));
     say(&mut client, &json!({"op": "log", "step": 9, "t": t0 + 6, "values": {"loss": 0.5, "bad": "x"}}));
     say(&mut client, &json!({"op": "clear", "tag": "batch", "t": t0 + 7}));
     say(&mut client, &json!({"op": "end", "t": t0 + 8}));
@@ -168,19 +171,19 @@ fn a_polite_client_is_heard_with_its_own_stamps() {
     let marks = server.marks_until_close(open.stack);
     let step = |n: u64| t0 + n;
     let at: Vec<u64> = marks.iter().map(|mark| mark.at.0).collect();
-    assert_eq!(at[..7], [step(0), step(1), step(5), step(6), step(7), step(8), step(9)]);
-    assert!(at[7] > step(9));
+    assert_eq!(at[..11], [0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9].map(step));
+    assert!(at[11] > step(9));
+    let began = |n: u64| Some(gpurun::model::time::Mono(t0 + n));
     assert_eq!(
         ops(&marks),
         [
             begin("train"),
             begin("batch"),
-            MarkOp::Step {
-                step: 9,
-                count: 1,
-                began: Some(gpurun::model::time::Mono(t0 + 2)),
-                first_of_epoch: true
-            },
+            MarkOp::Epoch { epoch: Some(4) },
+            MarkOp::StepBegin { step: Some(8) },
+            MarkOp::Step { step: 8, count: 1, began: began(2), samples: Some(64) },
+            MarkOp::Epoch { epoch: None },
+            MarkOp::Step { step: 9, count: 1, began: began(4), samples: None },
             MarkOp::Log { step: Some(9), values: vec![("loss".into(), 0.5)] },
             MarkOp::Clear { tag: Some("batch".into()) },
             end("batch"),
@@ -361,7 +364,7 @@ fn a_named_stack_outlives_its_connections() {
         })
         .collect();
     assert!(marks.iter().all(|mark| mark.stack == open.stack));
-    let step = MarkOp::Step { step: 1, count: 1, began: None, first_of_epoch: false };
+    let step = MarkOp::Step { step: 1, count: 1, began: None, samples: None };
     assert_eq!(ops(&marks), [begin("load"), step, end("load"), MarkOp::Close]);
 }
 

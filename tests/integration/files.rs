@@ -118,6 +118,8 @@ pub(crate) fn window(run: &RunInfo, n: u64) -> WindowBatch {
     WindowBatch {
         kind: RowKind::Window,
         tag: Arc::clone(&run.root_tag),
+        occurrence: 1,
+        epoch: None,
         step: None,
         rank: run.rank,
         ordinal: n,
@@ -134,11 +136,24 @@ pub(crate) fn window(run: &RunInfo, n: u64) -> WindowBatch {
 }
 
 pub(crate) fn tag_span(run: &RunInfo, n: u64) -> WindowBatch {
-    WindowBatch { kind: RowKind::Tag, tag: "run/train/batch".into(), window_s: 2.5, ..window(run, n) }
+    let occurrence = u32::try_from(n).unwrap();
+    WindowBatch {
+        kind: RowKind::Tag,
+        tag: "run/train/batch".into(),
+        occurrence,
+        window_s: 2.5,
+        ..window(run, n)
+    }
 }
 
 pub(crate) fn steps(run: &RunInfo, n: u64) -> WindowBatch {
-    WindowBatch { kind: RowKind::Step, step: Some(i64::try_from(n).unwrap() * 50), ..window(run, n) }
+    let n_signed = i64::try_from(n).unwrap();
+    WindowBatch {
+        kind: RowKind::Step,
+        epoch: Some(n_signed - 1),
+        step: Some(n_signed * 50),
+        ..window(run, n)
+    }
 }
 
 pub(crate) fn run_end() -> RunEnd {
@@ -206,12 +221,12 @@ fn csv_holds_every_row_with_the_columns_of_the_contract() {
     let mut lines = text.lines();
     assert_eq!(
         lines.next().unwrap(),
-        "time,start,window_s,run,host,rank,kind,tag,step,scope,gpu,cuda,uuid,pid,process,metric,unit,mean,min,max,last,\
+        "time,start,window_s,run,host,rank,kind,tag,occurrence,epoch,step,scope,gpu,cuda,uuid,pid,process,metric,unit,mean,min,max,last,\
          samples,missing"
     );
     assert_eq!(
         lines.next().unwrap(),
-        "2026-09-21T14:13:30.000123Z,2026-09-21T14:13:20.000123Z,10.0,20260921T141320Z-node1-42,node1,1,window,run,,host,,,,,,cpu_percent,%,\
+        "2026-09-21T14:13:30.000123Z,2026-09-21T14:13:20.000123Z,10.0,20260921T141320Z-node1-42,node1,1,window,run,1,,,host,,,,,,cpu_percent,%,\
          1131.2857142857142,1131.0,1133.0,1131.7857142857142,10,0"
     );
     assert_eq!(text.lines().count(), 1 + 2 * (run.series.len() + 1));
@@ -320,9 +335,9 @@ fn wide_files_hold_what_the_long_ones_hold() {
     assert_clean(&write(&["l.parquet"], dir.path(), &settings(Mode::CreateNew), &run, batches(&run, 20)));
     let header = fs::read_to_string(dir.path().join("w.csv")).unwrap();
     let header = header.lines().next().unwrap();
-    assert!(
-        header.starts_with("time,start,window_s,run,host,rank,kind,tag,step,run/host/cpu_percent (%)/mean,")
-    );
+    assert!(header.starts_with(
+        "time,start,window_s,run,host,rank,kind,tag,occurrence,epoch,step,run/host/cpu_percent (%)/mean,"
+    ));
     assert!(header.contains(",run/cuda:0 (gpu:2)/gpu_utilization (%)/last,"), "{header}");
     let (csv, _) = read(&dir.path().join("w.csv"));
     let (parquet, _) = read(&dir.path().join("w.parquet"));

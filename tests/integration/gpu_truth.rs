@@ -31,6 +31,12 @@ fn last_at(row: &Row<'_>) -> (f64, f64) {
     (time.as_microsecond() as f64 / 1e6, row.number("last"))
 }
 
+/// The energy that the windows of a GPU used, in joules.
+fn used(rows: &Rows, gpu: &str) -> f64 {
+    let windows = rows.of(&format!("gpu/energy_used gpu={gpu}"));
+    windows.iter().filter_map(|row| row.get("mean")).sum()
+}
+
 #[test]
 fn a_square_wave_is_50_and_200_watts_are_200_joules_a_second() {
     // The wave turns in the middle between two samples: one that comes late still sees the half that is meant.
@@ -84,6 +90,11 @@ gpu_utilization = 30
         let watts = (last.1 - first.1) / (last.0 - first.0);
         assert!((watts - 200.0).abs() < 10.0, "{series}: {watts} J/s");
         assert!(rows.of(absent).iter().all(|row| row.get("mean").is_none()), "{absent}");
+        // The amounts of the windows add up to the total.
+        let gpu = &series[series.len() - 1..];
+        let used: f64 = used(&rows, gpu);
+        let total = of.iter().filter_map(|row| row.get("last")).fold(0.0, f64::max);
+        assert!((used - total).abs() < 1e-6 * total, "{series}: {used} J of {total} J");
     }
     for gpu in ["0", "1"] {
         let power = rows.of(&format!("gpu/power_usage gpu={gpu}"));
@@ -374,6 +385,7 @@ throttled_power = { rate = 0.25, reset_at = [10] }
     let energy: Vec<f64> = rows.of("gpu/energy gpu=0").iter().filter_map(|row| row.get("last")).collect();
     // 5 to 8 and 12 to 13: what the counter lost with the reload is nobody's to tell.
     assert!(energy.is_sorted() && energy.last() == Some(&400.0), "{energy:?}");
+    assert!((used(&rows, "0") - 400.0).abs() < 1e-6, "{}", used(&rows, "0"));
     let throttled = rows.of("gpu/throttled_power gpu=0");
     assert!(throttled.iter().filter_map(|row| row.get("min")).all(|min| min >= 0.0), "no rate below 0");
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 mod marks;
+mod rows;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -107,6 +108,7 @@ def utilization():
 stamps = []
 with gpurun.tag("train"):
     for n in range(1, 201):
+        entered = time.monotonic_ns()
         with gpurun.step(n):
             if n % 50 == 1:
                 with open("clock.new", "w") as clock:
@@ -117,7 +119,7 @@ with gpurun.tag("train"):
                     time.sleep(0.01)
             began = time.monotonic_ns()
             time.sleep(0.02)
-        stamps.append([began, time.monotonic_ns()])
+        stamps.append([began, time.monotonic_ns(), entered])
         gpurun.log({"loss": 1.0 / n}, step=n)
     keys = gpurun.collect(timeout=60)
 with open("truth.json", "w") as truth:
@@ -157,12 +159,10 @@ fn steps_have_the_clients_own_spans_and_the_drivers_truth() {
             let conditions = [("kind", "step"), ("step", number.as_str()), ("metric", metric)];
             csv.numbers(&conditions, want)[0]
         };
-        if group > 1 {
-            // From the end of the last step of the group before to the end of this one's last.
-            let truth = (stamp(step, 1) - stamp(step - 25, 1)) as f64 / 1e9;
-            let span = of("gpu_utilization", "window_s");
-            assert!((span - truth).abs() < 1e-3, "steps up to {step}: {span} s, by the client {truth} s");
-        }
+        // From the begin of the group's first step to the end of its last.
+        let truth = (stamp(step, 1) - stamp(step - 24, 2)) as f64 / 1e9;
+        let span = of("gpu_utilization", "window_s");
+        assert!((span - truth).abs() < 1e-3, "steps up to {step}: {span} s, by the client {truth} s");
         let mean = of("gpu_utilization", "mean");
         let expected = if (step - 1) / 50 % 2 == 0 { 100.0 } else { 0.0 };
         if group % 2 == 1 {

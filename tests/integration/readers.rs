@@ -52,13 +52,15 @@ fn expected(batches: &[WindowBatch]) -> String {
             let int = |v: Option<i64>| v.map_or("null".to_owned(), |v| v.to_string());
             writeln!(
                 out,
-                r#"{{"time":{},"start":{},"window_s":{:?},"run":"20260921T141320Z-node1-42","host":"node1","rank":{},"kind":{},"tag":{},"step":{},"scope":{},"gpu":{},"cuda":{},"uuid":{},"pid":{},"process":{},"metric":{},"unit":{},"mean":{},"min":{},"max":{},"last":{},"samples":{},"missing":{}}}"#,
+                r#"{{"time":{},"start":{},"window_s":{:?},"run":"20260921T141320Z-node1-42","host":"node1","rank":{},"kind":{},"tag":{},"occurrence":{},"epoch":{},"step":{},"scope":{},"gpu":{},"cuda":{},"uuid":{},"pid":{},"process":{},"metric":{},"unit":{},"mean":{},"min":{},"max":{},"last":{},"samples":{},"missing":{}}}"#,
                 batch.time.0,
                 batch.time.0 - 10_000_000,
                 batch.window_s,
                 int(batch.rank.map(i64::from)),
                 text(Some(batch.kind.name())),
                 text(Some(&batch.tag)),
+                batch.occurrence,
+                int(batch.epoch),
                 int(batch.step),
                 text(Some(series.scope().name())),
                 int(device.map(|d| i64::from(d.index))),

@@ -8,7 +8,7 @@ use gpurun::report::{Builder, Row, RowKind, SourceAbout};
 
 use crate::support;
 
-const HEADER: &str = "time,start,window_s,run,host,rank,kind,tag,step,scope,gpu,cuda,uuid,pid,process,metric,unit,mean,min,max,last,samples,missing\n";
+const HEADER: &str = "time,start,window_s,run,host,rank,kind,tag,occurrence,epoch,step,scope,gpu,cuda,uuid,pid,process,metric,unit,mean,min,max,last,samples,missing\n";
 
 fn report(dir: &Path, args: &[&str]) -> Output {
     Command::new(support::gpurun()).arg("report").args(args).current_dir(dir).output().unwrap()
@@ -33,17 +33,17 @@ fn log(run: &str, rank: Option<i32>, tag: &str, unknown: &[u32]) -> String {
         let stats = if unknown.contains(&window) { ",,,,0,10" } else { "80,70,90,80,10,0" };
         let _ = writeln!(
             csv,
-            "{time},{start},10,{run},node,{rank},window,run,,gpu,0,0,GPU-1,,,gpu_utilization,%,{stats}"
+            "{time},{start},10,{run},node,{rank},window,run,1,,,gpu,0,0,GPU-1,,,gpu_utilization,%,{stats}"
         );
         let _ = writeln!(
             csv,
-            "{time},{start},10,{run},node,{rank},window,run,,job,,,,,,cpu_percent,%,150,100,200,150,10,0"
+            "{time},{start},10,{run},node,{rank},window,run,1,,,job,,,,,,cpu_percent,%,150,100,200,150,10,0"
         );
     }
     let tag = quoted(&format!("run/{tag}"));
     let _ = writeln!(
         csv,
-        "2026-11-30T05:01:00.000000Z,2026-11-30T05:00:30.000000Z,30,{run},node,{rank},tag,{tag},,gpu,0,0,GPU-1,,,gpu_utilization,%,60,0,90,80,30,0"
+        "2026-11-30T05:01:00.000000Z,2026-11-30T05:00:30.000000Z,30,{run},node,{rank},tag,{tag},1,,,gpu,0,0,GPU-1,,,gpu_utilization,%,60,0,90,80,30,0"
     );
     csv
 }
@@ -270,7 +270,7 @@ fn day(gpus: i32, hours: i64) -> String {
         }
     }
     let mut page = String::new();
-    builder.finish().html(&mut page).unwrap();
+    gpurun::report::write_html(&builder.finish(), &mut page).unwrap();
     page
 }
 

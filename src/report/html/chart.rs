@@ -7,7 +7,7 @@ use crate::report::curve::{Curve, Point};
 use crate::report::spans::{Bar, Bars, Marks};
 
 use super::axis::{self, Time};
-use super::escape;
+use super::escape::escape;
 
 /// Space between strips.
 const GAP: i32 = 12;

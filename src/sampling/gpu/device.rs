@@ -93,7 +93,8 @@ impl Device {
         if wanted.has(MetricId::GpuMemoryTemperature) {
             fields.push(Field::MemoryTemperature);
         }
-        if wanted.has(MetricId::GpuEnergy) || wanted.has(MetricId::GpuEnergyFromPower) {
+        let energies = [MetricId::GpuEnergy, MetricId::GpuEnergyFromPower, MetricId::GpuEnergyUsed];
+        if energies.into_iter().any(|id| wanted.has(id)) {
             fields.push(Field::Energy);
         }
         Self {

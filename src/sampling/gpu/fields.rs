@@ -75,6 +75,7 @@ impl Device {
                 let count = answer.and_then(|number| number.as_count().ok_or(Fault::Implausible));
                 let joules = count.map(|millijoules| self.energy.feed(millijoules));
                 self.enter(pass, MetricId::GpuEnergy, joules)?;
+                self.enter(pass, MetricId::GpuEnergyUsed, joules)?;
             }
             Field::MemoryTemperature => {
                 // Cards without the sensor answer 0, which no memory at work has.
@@ -121,6 +122,7 @@ impl Device {
                 result => {
                     let joules = result.map(|millijoules| self.energy.feed(millijoules));
                     self.enter(pass, MetricId::GpuEnergy, joules)?;
+                    self.enter(pass, MetricId::GpuEnergyUsed, joules)?;
                 }
             }
         }

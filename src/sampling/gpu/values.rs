@@ -138,7 +138,8 @@ impl Device {
     }
 
     fn read_power(&mut self, pass: &mut Pass<'_>, device: Handle) -> CallResult<()> {
-        let integrate = self.integrate && self.wanted.has(MetricId::GpuEnergyFromPower);
+        let wanted = [MetricId::GpuEnergyFromPower, MetricId::GpuEnergyUsed];
+        let integrate = self.integrate && wanted.into_iter().any(|id| self.wanted.has(id));
         if !self.wanted.has(MetricId::GpuPowerUsage) && !integrate {
             return Ok(());
         }
@@ -152,6 +153,7 @@ impl Device {
             let bridge = pass.settings.bridge();
             let joules = result.map(|watts| self.integral.feed(pass.at, watts, bridge));
             self.enter(pass, MetricId::GpuEnergyFromPower, joules)?;
+            self.enter(pass, MetricId::GpuEnergyUsed, joules)?;
         }
         Ok(())
     }

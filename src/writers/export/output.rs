@@ -236,6 +236,8 @@ fn json_fixed<'a>(row: &LongRow<'_>) -> Members<'a> {
         json!(row.rank),
         json!(row.kind),
         json!(row.tag),
+        json!(row.occurrence),
+        json!(row.epoch),
         json!(row.step),
     ];
     Members(LONG.iter().map(|c| c.name).zip(values).collect())

@@ -60,6 +60,8 @@ struct FixedPlaces {
     rank: usize,
     kind: usize,
     tag: usize,
+    occurrence: usize,
+    epoch: usize,
     step: usize,
 }
 
@@ -124,6 +126,8 @@ impl Shape {
             rank: place("rank")?,
             kind: place("kind")?,
             tag: place("tag")?,
+            occurrence: place("occurrence")?,
+            epoch: place("epoch")?,
             step: place("step")?,
         };
         if !names.iter().any(|name| name == "metric") {
@@ -257,6 +261,8 @@ impl<C: Cells> RowReader<'_, C> {
             rank: self.narrow(at.rank)?,
             kind: self.need(at.kind, "kind", texts)?,
             tag: self.need(at.tag, "tag", texts)?,
+            occurrence: self.narrow(at.occurrence)?,
+            epoch: self.int(at.epoch)?,
             step: self.int(at.step)?,
             scope: Arc::clone(&blank),
             gpu: None,

@@ -134,14 +134,14 @@ fn a_spreadsheet_finds_no_formula_and_gpurun_the_text() {
 fn a_very_wide_log_is_read() {
     const SERIES: usize = 50_000;
     let dir = tempfile::tempdir().unwrap();
-    let mut text = String::from("time,start,window_s,run,host,rank,kind,tag,step");
+    let mut text = String::from("time,start,window_s,run,host,rank,kind,tag,occurrence,epoch,step");
     for n in 0..SERIES {
         for statistic in ["mean", "min", "max", "last"] {
             text += &format!(",run/host/scalar_{n}/{statistic}");
         }
     }
     for second in 1..=2 {
-        text += &format!("\n2026-09-21T14:13:2{second}Z,2026-09-21T14:13:20Z,1.0,r,h,,window,run,");
+        text += &format!("\n2026-09-21T14:13:2{second}Z,2026-09-21T14:13:20Z,1.0,r,h,,window,run,1,,");
         for n in 0..SERIES {
             text += &format!(",{n}.5,,,{second}");
         }

@@ -1,4 +1,4 @@
-//! Which tags are open, as seen by whoever marks them: a mark is judged at once, although it is applied
+//! Which tags are open after the marks that have come: a mark is accepted or refused at once, although it is applied
 //! later. Knows nothing of statistics.
 
 use std::collections::HashMap;
@@ -45,14 +45,15 @@ pub enum MarkError {
 
 /// The open tags of one stack.
 #[derive(Debug)]
-struct Front {
+struct Stack {
     /// Number of the stack inside the fold; never reused, unlike [`StackId`].
     number: u32,
     tags: Vec<OpenTag>,
     last: Mono,
     /// The last step that was marked while no tag was open.
     last_step: Option<i64>,
-    stepped: bool,
+    /// A step's begin was marked, and its end was not.
+    in_step: bool,
 }
 
 /// An open tag.
@@ -67,104 +68,120 @@ struct OpenTag {
 pub(super) struct Accepted {
     pub(super) number: u32,
     pub(super) at: Mono,
-    /// Where the first step of the stack began, when this is its end.
-    pub(super) first_step: Option<Mono>,
+    /// When a step began whose end this is, and whose begin was not marked by itself.
+    pub(super) step_began: Option<Mono>,
 }
 
 /// All stacks, by the ids that marks use.
 #[derive(Debug)]
-pub(super) struct Fronts {
-    stacks: HashMap<StackId, Front>,
+pub(super) struct OpenTags {
+    stacks: HashMap<StackId, Stack>,
     next: u32,
 }
 
-impl Fronts {
+impl OpenTags {
     /// The run's own stack is open from the start.
     pub(super) fn new(own: StackId, start: Mono) -> Self {
-        let front = Front::new(0, start);
-        Fronts { stacks: HashMap::from([(own, front)]), next: 1 }
+        OpenTags { stacks: HashMap::from([(own, Stack::new(0, start))]), next: 1 }
     }
 
     pub(super) fn number(&self, stack: StackId) -> Option<u32> {
-        self.stacks.get(&stack).map(|front| front.number)
+        self.stacks.get(&stack).map(|stack| stack.number)
     }
 
-    /// Judges a mark and notes it. Marks of one stack happen in the order in which they come.
+    /// Accepts a mark, or refuses it. Marks of one stack happen in the order in which they come.
     pub(super) fn accept(
         &mut self,
-        stack: StackId,
+        id: StackId,
         at: Mono,
         op: &MarkOp,
         own: StackId,
     ) -> Result<Accepted, MarkError> {
         if matches!(op, MarkOp::Open { .. }) {
-            if self.stacks.contains_key(&stack) {
-                return Err(MarkError::StackOpen(stack));
+            if self.stacks.contains_key(&id) {
+                return Err(MarkError::StackOpen(id));
             }
             let number = self.next;
             self.next = self.next.wrapping_add(1);
-            self.stacks.insert(stack, Front::new(number, at));
-            return Ok(Accepted { number, at, first_step: None });
+            self.stacks.insert(id, Stack::new(number, at));
+            return Ok(Accepted { number, at, step_began: None });
         }
-        let front = self.stacks.get_mut(&stack).ok_or(MarkError::UnknownStack(stack))?;
-        let mut first_step = None;
-        match op {
-            MarkOp::Open { .. } | MarkOp::Log { .. } => {}
-            MarkOp::Begin { tag } => {
-                if tag.is_empty() {
-                    return Err(MarkError::EmptyTag);
-                }
-                if front.tags.iter().any(|open| open.name == *tag) {
-                    return Err(MarkError::TagOpen(Arc::clone(tag)));
-                }
-                if front.tags.len() >= TAG_DEPTH {
-                    return Err(MarkError::TooDeep);
-                }
-                front.tags.push(OpenTag { name: Arc::clone(tag), last_step: None });
-            }
-            MarkOp::End { tag: None } => {
-                front.tags.pop().ok_or(MarkError::NoTagOpen)?;
-            }
-            MarkOp::End { tag: Some(tag) } => {
-                let place = front.find(tag)?;
-                front.tags.truncate(place);
-            }
-            MarkOp::Clear { tag: Some(tag) } => {
-                front.find(tag)?;
-            }
-            MarkOp::Clear { tag: None } => {}
-            MarkOp::Step { step, began, first_of_epoch, .. } => {
-                let last = front.tags.last_mut().map_or(&mut front.last_step, |tag| &mut tag.last_step);
-                // An epoch may begin with the number that the last one ended with.
-                if last.replace(*step) == Some(*step) && !first_of_epoch {
-                    return Err(MarkError::StepRepeated);
-                }
-                if !front.stepped {
-                    first_step = *began;
-                }
-                front.stepped = true;
-            }
-            MarkOp::Close => front.tags.clear(),
-        }
-        front.last = front.last.max(at);
-        let accepted = Accepted { number: front.number, at: front.last, first_step };
-        if matches!(op, MarkOp::Close) && stack != own {
-            self.stacks.remove(&stack);
+        let stack = self.stacks.get_mut(&id).ok_or(MarkError::UnknownStack(id))?;
+        let step_began = stack.note(op)?;
+        stack.last = stack.last.max(at);
+        let accepted = Accepted { number: stack.number, at: stack.last, step_began };
+        if matches!(op, MarkOp::Close) && id != own {
+            self.stacks.remove(&id);
         }
         Ok(accepted)
     }
 
     /// Nothing happens later than now.
     pub(super) fn cap(&mut self, now: Mono) {
-        for front in self.stacks.values_mut() {
-            front.last = front.last.min(now);
+        for stack in self.stacks.values_mut() {
+            stack.last = stack.last.min(now);
         }
     }
 }
 
-impl Front {
+impl Stack {
     fn new(number: u32, at: Mono) -> Self {
-        Front { number, tags: Vec::new(), last: at, last_step: None, stepped: false }
+        Stack { number, tags: Vec::new(), last: at, last_step: None, in_step: false }
+    }
+
+    /// Follows a mark; gives the begin of the step that it ends, if that was not marked by itself.
+    fn note(&mut self, op: &MarkOp) -> Result<Option<Mono>, MarkError> {
+        match op {
+            MarkOp::Open { .. } | MarkOp::Log { .. } | MarkOp::Clear { tag: None } => {}
+            MarkOp::Begin { tag } => {
+                if tag.is_empty() {
+                    return Err(MarkError::EmptyTag);
+                }
+                if self.tags.iter().any(|open| open.name == *tag) {
+                    return Err(MarkError::TagOpen(Arc::clone(tag)));
+                }
+                if self.tags.len() >= TAG_DEPTH {
+                    return Err(MarkError::TooDeep);
+                }
+                self.tags.push(OpenTag { name: Arc::clone(tag), last_step: None });
+            }
+            MarkOp::End { tag: None } => {
+                self.tags.pop().ok_or(MarkError::NoTagOpen)?;
+            }
+            MarkOp::End { tag: Some(tag) } => {
+                let place = self.find(tag)?;
+                self.tags.truncate(place);
+            }
+            MarkOp::Clear { tag: Some(tag) } => {
+                self.find(tag)?;
+            }
+            MarkOp::Epoch { .. } => {
+                // An epoch may begin with the number that the last one ended with.
+                self.last_step = None;
+                self.tags.iter_mut().for_each(|tag| tag.last_step = None);
+            }
+            MarkOp::StepBegin { step } => {
+                if step.is_some() && *self.last_step() == *step {
+                    return Err(MarkError::StepRepeated);
+                }
+                self.in_step = true;
+            }
+            MarkOp::Step { step, began, .. } => {
+                if self.last_step().replace(*step) == Some(*step) {
+                    return Err(MarkError::StepRepeated);
+                }
+                if !std::mem::take(&mut self.in_step) {
+                    return Ok(*began);
+                }
+            }
+            MarkOp::Close => self.tags.clear(),
+        }
+        Ok(None)
+    }
+
+    /// The last step that was marked in the innermost tag.
+    fn last_step(&mut self) -> &mut Option<i64> {
+        self.tags.last_mut().map_or(&mut self.last_step, |tag| &mut tag.last_step)
     }
 
     fn find(&self, tag: &Arc<str>) -> Result<usize, MarkError> {
