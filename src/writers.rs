@@ -11,7 +11,7 @@ mod csv_file;
 mod csv_lines;
 mod decode;
 pub(crate) mod directory;
-pub mod export;
+pub(crate) mod export;
 mod fanout;
 mod format;
 mod journal;
@@ -35,14 +35,14 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-pub use csv_file::recover as recover_csv;
-pub use decode::is_decoding;
+pub(crate) use csv_file::recover as recover_csv;
+pub(crate) use decode::is_decoding;
 pub use fanout::FanOut;
 pub use journal_reader::Damage;
 pub use metadata::Metadata;
 pub use open::{Checked, Opened, TargetFailure, check};
 pub use parquet_target::{Recovered, recover};
-pub use target::{journal_path, target_of_journal};
+pub(crate) use target::{journal_path, target_of_journal};
 pub use writer_report::{WriterNotices, WriterReport};
 
 use crate::model::window::WindowBatch;

@@ -24,6 +24,7 @@ use crate::model::window::{Row as WindowRow, RowKind as WindowKind, Stats, Windo
 use crate::report::{self, Builder, DeviceAbout, Report, RowKind, RunAbout, SourceAbout, SourceId};
 use crate::summary::Totals;
 use crate::summary::json::Summary;
+use crate::writers::directory::{Directory, Placing, TempFile, directory_of};
 use crate::writers::read::{self, LogReader, ReadRow};
 use crate::writers::{Metadata, WriterError};
 
@@ -117,23 +118,16 @@ fn is_page(path: &Path) -> io::Result<bool> {
     Ok(start.starts_with("<!doctype html") || start.starts_with("<html"))
 }
 
-/// Writes aside and renames: a reader sees the old page or the new one.
+/// Writes a temporary file and renames it: a reader sees the old page or the new one.
 fn put_in_place(path: &Path, text: &str) -> Result<(), ReportError> {
     // A link stays a link to the page.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let name = target.file_name().unwrap_or(target.as_os_str()).to_string_lossy().into_owned();
-    let aside = target.with_file_name(format!(".{name}.{}", std::process::id()));
-    let written = (|| {
-        let mut file = File::create_new(&aside)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&aside, &target)
-    })();
-    written.map_err(|error| {
-        // Whatever is left aside is of no use to anybody.
-        let _ = fs::remove_file(&aside);
-        io_error("write", path)(error)
-    })
+    let written = Directory::open(directory_of(&target)).and_then(|directory| {
+        let temp = TempFile::create(&directory)?;
+        temp.file().write_all(text.as_bytes())?;
+        temp.place(&target, Placing::Replace)
+    });
+    written.map(drop).map_err(io_error("write", path))
 }
 
 fn read_all(logs: &[PathBuf]) -> Result<Report, ReportError> {

@@ -40,7 +40,7 @@ struct State {
     /// The batch that is out of the queue and not yet written.
     writing: Option<Arc<WindowBatch>>,
     end: Option<RunEnd>,
-    /// Nobody writes any more: what is sent is lost.
+    /// The writer has ended: what is sent is lost.
     closed: bool,
     counts: Counts,
 }
@@ -156,7 +156,7 @@ impl BatchQueue {
         state.bytes = 0;
     }
 
-    /// Nobody writes any more.
+    /// Ends the queue: what waits and what is still sent is lost.
     pub(super) fn close(&self) {
         self.state().closed = true;
         self.lose_waiting();

@@ -243,7 +243,7 @@ pub struct ReadRow {
     pub max: Option<f64>,
     /// Value at the end of the window.
     pub last: Option<f64>,
-    /// Reads that gave a value; `None` from a wide file, which does not tell.
+    /// Reads that gave a value; `None` from a wide file, which does not have it.
     pub samples: Option<u32>,
     /// Reads that gave none; `None` as for `samples`.
     pub missing: Option<u32>,

@@ -44,7 +44,7 @@ pub(super) fn open(
             check_layout(path, layout)?;
             let note = cut_torn_line(&mut file)?;
             let mut writer = Writer::new(target.clone(), file, format, false);
-            writer.tell(note);
+            writer.add_notice(note);
             Ok(writer)
         }
         _ => Ok(Writer::new(target.clone(), LogFile::create(directory, path)?, format, true)),

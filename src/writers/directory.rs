@@ -1,6 +1,6 @@
 //! Directories held open, and the files in them: made exclusively, opened without following links, renamed into place.
 //!
-//! A file is always reached through its directory's descriptor, so that it stays the same file when somebody renames
+//! A file is always reached through its directory's descriptor, so that it stays the same file when another process renames
 //! the directory while a run writes to it.
 
 use std::ffi::{OsStr, OsString};
@@ -183,7 +183,7 @@ pub(crate) struct TempFile {
 }
 
 impl TempFile {
-    /// Makes the file. Nobody can have prepared anything in its place.
+    /// Makes the file. No other process can have prepared anything in its place.
     pub(crate) fn create(directory: &Directory) -> io::Result<TempFile> {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let (name, file) = match rustix::fs::openat(&directory.fd, c".", flags, NEW_FILE) {
@@ -228,7 +228,7 @@ impl TempFile {
 
     fn replace(&mut self, name: &OsStr) -> io::Result<()> {
         if let Some(old) = self.directory.stat(name)?.filter(is_regular) {
-            // The new file can be read by whoever could read the old one.
+            // The new file has the permissions of the old one.
             let _ = rustix::fs::fchmod(&self.file, Mode::from_raw_mode(old.st_mode));
         }
         let temporary = match &self.name {
@@ -260,7 +260,7 @@ fn link(file: &File, directory: &Directory, name: &OsStr) -> io::Result<()> {
     Ok(rustix::fs::linkat(rustix::fs::CWD, file, &directory.fd, name, follow)?)
 }
 
-/// Makes something under a random name, which nobody can have foreseen. Hidden: readers of a directory of logs pass it by.
+/// Makes something under a random name, which cannot be foreseen. It is hidden, so that readers of a directory of logs ignore it.
 fn under_random_name<T>(mut make: impl FnMut(&OsStr) -> io::Result<T>) -> io::Result<(OsString, T)> {
     loop {
         let mut random = [0u8; 8];

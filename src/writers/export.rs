@@ -1,5 +1,5 @@
 //! One log made of others: another format, another layout, several inputs in a row. Streams, and
-//! writes aside until everything is there.
+//! writes a temporary file until it is complete.
 
 mod output;
 
@@ -65,7 +65,7 @@ pub struct Exported {
     pub damaged: bool,
 }
 
-/// Makes the output. `progress` hears the bytes read so far and the bytes to read.
+/// Makes the output. `progress` gets the bytes read so far and the bytes to read.
 ///
 /// The output `-` is `stdout`, as JSON lines.
 pub fn export(

@@ -1,5 +1,5 @@
 //! Every batch to every target, each of which has its own thread. A writer that fails, hangs or panics concerns neither
-//! the others nor whoever sends.
+//! the others nor the sender.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ impl FanOut {
         }
     }
 
-    /// What the writers have to tell the user.
+    /// What the writers report to the user.
     pub fn notices(&self) -> &WriterNotices {
         &self.notices
     }

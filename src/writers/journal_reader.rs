@@ -1,4 +1,4 @@
-//! Journals back into record batches: every whole block, also after damaged ones. What could not be read is told.
+//! Journals back into record batches: every whole block, also after damaged ones. What could not be read is reported.
 
 use std::fs::File;
 use std::io::{self, Read as _};

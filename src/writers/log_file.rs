@@ -1,5 +1,5 @@
 //! A file that only grows by whole records: a failed write is cut off again, a deleted file is made again, and no other
-//! process writes it meanwhile. Knows bytes, not rows.
+//! process writes it at the same time. Knows bytes, not rows.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, TryLockError};

@@ -80,7 +80,7 @@ pub(super) fn open(
                 check_layout(path, layout)?;
             }
             let mut writer = Writer::new(target.clone(), LogFile::create(directory, &journal)?, format, true);
-            writer.tell(note);
+            writer.add_notice(note);
             Ok(writer)
         }
         Mode::Overwrite => {

@@ -166,11 +166,12 @@ message SourceMetadata {{
 }
 
 fn page() -> String {
-    let mut out = String::new();
+    [head(), long_section(), wide_section(), metadata_section(), JOURNAL_SECTION.to_owned()].concat()
+}
+
+fn head() -> String {
     let v = SCHEMA_VERSION;
-    // Writing to a String cannot fail.
-    let _ = write!(
-        out,
+    format!(
         "# What gpurun writes
 
 These pages are made from the code: `GPURUN_UPDATE_SCHEMAS=1 cargo nextest run schemas` rewrites them, and the
@@ -180,22 +181,30 @@ tests fail while they differ. A change of columns or of their meaning moves the 
 * [`journal.v{v}.json`](journal.v{v}.json): the journal beside a Parquet target while the run lasts
 * [`events.proto`](events.proto): TensorBoard event files
 
-## Long layout
+"
+    )
+}
+
+fn long_section() -> String {
+    let mut out = String::from(
+        "## Long layout
 
 One row for each series and window. A value that is not known is null (an empty field in CSV), never 0.
 
 | column | Arrow | null | |
 | --- | --- | --- | --- |
-"
+",
     );
     for column in LONG {
         let null = if column.nullable { "yes" } else { "" };
         let arrow = data_type(column.content).to_string();
+        // Writing to a String cannot fail.
         let _ = writeln!(out, "| `{}` | {arrow} | {null} | {} |", column.name, column.about);
     }
-    let _ = write!(
-        out,
-        "
+    out + CSV_SECTION
+}
+
+const CSV_SECTION: &str = "
 In CSV: a header, `\\n` line ends, times in RFC 3339 with six digits of a second, numbers in the shortest form that
 reads back the same, fields quoted where they hold a comma or a quote. A control character inside a text (a line end, an
 escape, a mark that turns the direction of writing round) becomes a blank, so that a line is a row; a last line without
@@ -205,27 +214,38 @@ A spreadsheet runs a cell that begins with `=`, `+`, `-` or `@` as a formula, qu
 of these or with `'` therefore has a `'` in front, in the header too: the scalar `-loss` is `'-loss` in CSV, and `-loss`
 in Parquet and in what gpurun reads from the CSV. Numbers are as they are.
 
-## Wide layout
+";
+
+fn wide_section() -> String {
+    format!(
+        "## Wide layout
 
 One row for each window and tag: the first {FIXED} columns of the long layout, then a column
 `ROOT/SUBJECT/METRIC (UNIT)/STATISTIC` for each series of the host, the GPUs and the job that was known at the start,
 with the statistics {}: `run/cuda:0 (gpu:3)/gpu_utilization (%)/mean`.
 
-## Metadata of Parquet files
+",
+        STATS.join(", ")
+    )
+}
+
+fn metadata_section() -> String {
+    let mut out = String::from(
+        "## Metadata of Parquet files
 
 In the key-value metadata and in the Arrow schema; all values are text.
 
 | key | |
 | --- | --- |
 ",
-        STATS.join(", ")
     );
     for (key, about) in KEYS {
         let _ = writeln!(out, "| `{key}` | {about} |");
     }
-    let _ = write!(
-        out,
-        "
+    out
+}
+
+const JOURNAL_SECTION: &str = "
 ## Journal
 
 While gpurun runs, the rows of `metrics.parquet` are in `metrics.parquet.journal`: an Arrow IPC stream of the long layout,
@@ -242,11 +262,8 @@ one batch for each window with the dictionaries that it needs, appended whole. I
                 break  # the end, or a batch that is not whole
             print(batch.to_pandas())
 
-`gpurun export` and `gpurun report` read it as well. At the end of the run it becomes the Parquet file, written aside
-and renamed, and disappears; after a kill -9 or a power cut `gpurun recover metrics.parquet.journal` does the
-same with every whole row set. Each has a checksum: where one is damaged, `recover` says which windows are missing, ends
-with status 1, and keeps the journal beside the file.
-"
-    );
-    out
-}
+pyarrow does not look at the checksums of the row sets. `gpurun export` and `gpurun report`, which read a journal as well,
+do. At the end of the run it becomes the Parquet file, written as a temporary file and renamed, and is removed; after a kill -9 or a
+power cut `gpurun recover metrics.parquet.journal` does the same with every whole row set. Where one is damaged, `recover`
+says which windows are missing, ends with status 1, and keeps the journal beside the file.
+";

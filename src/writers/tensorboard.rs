@@ -150,7 +150,7 @@ impl<R: Read> Records<R> {
 /// Group of tags whose step is the training step.
 const STEPS: &str = "steps";
 
-/// The last step of our own files in a directory, training steps aside; 0 where there is none.
+/// The last step of our own files in a directory, training steps excluded; 0 where there is none.
 fn last_step(files: &[PathBuf]) -> i64 {
     let mut last = 0;
     for path in files {

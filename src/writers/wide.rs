@@ -18,7 +18,7 @@ pub(super) struct Key {
     pub(super) label: Option<String>,
 }
 
-/// Reads `run/cuda:0 (gpu:3)/gpu_utilization (%)/mean` back; `None` for a column of somebody else's.
+/// Reads `run/cuda:0 (gpu:3)/gpu_utilization (%)/mean` back; `None` for any other column.
 pub(super) fn parse_column(column: &str) -> Option<(Key, usize)> {
     let (_, rest) = column.split_once('/')?;
     let (rest, stat) = rest.rsplit_once('/')?;

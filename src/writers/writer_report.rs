@@ -1,4 +1,4 @@
-//! What writers tell: at the end, and while they write.
+//! What writers report: at the end, and while they write.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -35,7 +35,7 @@ impl WriterReport {
     }
 }
 
-/// What writers have to tell the user; outlives them, for what they say at the very end.
+/// Messages of the writers for the user. It outlives them, for what they report at the very end.
 #[derive(Clone, Default)]
 pub struct WriterNotices(Arc<Mutex<Vec<String>>>);
 

@@ -42,7 +42,7 @@ pub(super) struct WriterThread {
     said: AtomicBool,
 }
 
-/// What the thread does; whoever takes the writer first does it.
+/// What the thread does, or the end of the run in its place: the first to take the writer.
 struct Task {
     writer: Mutex<Option<Writer>>,
     queue: BatchQueue,
@@ -145,7 +145,7 @@ impl WriterThread {
             (RecvTimeoutError::Timeout, _) => format!("its disk did not answer within {patience:.1} s"),
             (RecvTimeoutError::Disconnected, _) => "its thread did not start".to_owned(),
         };
-        // Whatever it still writes when it wakes up, nobody can count on it.
+        // What it may still write later does not count.
         self.queue().close();
         WriterReport { error: Some(error), ..WriterReport::new(self.target.clone()) }
     }
@@ -173,7 +173,7 @@ impl Task {
             report.error = Some(text);
         }
         report.set_counts(self.queue.counts());
-        // Nobody listens when the deadline has passed.
+        // There is no receiver any more once the deadline has passed.
         let _ = self.send.try_send(report);
     }
 

@@ -263,3 +263,70 @@ fn recover_keeps_every_whole_batch_of_a_journal_cut_anywhere() {
         fs::remove_file(dir.path().join("t.parquet")).unwrap();
     }
 }
+
+/// A directory with the journal, long enough that its recovery takes a while.
+fn long_journal() -> (tempfile::TempDir, usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let run = run_info(8, None);
+    let (opened, _) = open(&[parse(dir.path(), "m.parquet")], &settings(Mode::CreateNew));
+    let path = dir.path().join("m.parquet.journal");
+    let fan_out = opened.start(Arc::clone(&run));
+    for n in 1..=400 {
+        fan_out.send(Arc::new(window(&run, n)));
+    }
+    wait_until(|| fan_out.queued() == 0);
+    let bytes = fs::read(&path).unwrap();
+    assert_clean(&fan_out.finish(run_end(), DEADLINE));
+    fs::remove_file(dir.path().join("m.parquet")).unwrap();
+    fs::write(path, bytes).unwrap();
+    (dir, 400 * (run.series.len() + 1))
+}
+
+#[test]
+fn eight_recoveries_at_once_make_one_file() {
+    let (dir, rows) = long_journal();
+    let start = || {
+        let mut command = std::process::Command::new(support::gpurun());
+        let piped = std::process::Stdio::piped;
+        command
+            .args(["recover", "."])
+            .current_dir(dir.path())
+            .stdout(piped())
+            .stderr(piped())
+            .spawn()
+            .unwrap()
+    };
+    let children: Vec<_> = (0..8).map(|_| start()).collect();
+    let mut recovered = 0;
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        // One that found the journal and came too late to open it may say so.
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
+        recovered += String::from_utf8_lossy(&output.stdout).matches("rows recovered").count();
+    }
+    assert_eq!(recovered, 1);
+    assert_eq!(read(&dir.path().join("m.parquet")).0.len(), rows);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_recovery_that_is_killed_costs_nothing() {
+    let (dir, rows) = long_journal();
+    for round in 0..30u64 {
+        let mut child = std::process::Command::new(support::gpurun())
+            .args(["recover", "."])
+            .current_dir(dir.path())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        // An instant of its work that differs from round to round.
+        for _ in 0..round * 100_000 {
+            std::hint::spin_loop();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    assert!(recover(dir.path(), &["."]).status.success());
+    assert_eq!(read(&dir.path().join("m.parquet")).0.len(), rows);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "neither a journal nor a temporary file stays");
+}
