@@ -90,6 +90,9 @@ fn a_term_at_any_instant_of_choosing_and_starting_leaves_nothing() {
         assert_eq!(describe(finish(&mut child)), "signal 15", "run {run}");
         drop(stdin);
     });
+    let leases = std::fs::read_dir(machine.dir.path().join("leases")).unwrap();
+    let names: Vec<_> = leases.map(|entry| entry.unwrap().file_name()).collect();
+    assert!(names.iter().all(|name| name.to_string_lossy().ends_with(".lock")), "{names:?}");
 }
 
 #[test]
