@@ -5,6 +5,7 @@ pub mod explain;
 pub mod flow;
 pub mod holder;
 pub mod lease;
+mod publish;
 pub mod queue;
 pub mod visible;
 

@@ -16,4 +16,5 @@ pub mod stat;
 pub mod stderr;
 pub mod terminal;
 pub mod text;
+pub mod unnamed;
 pub mod users;

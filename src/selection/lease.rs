@@ -79,7 +79,7 @@ impl Outer {
 /// The directory with the locks, held open so that nobody can swap it.
 #[derive(Debug)]
 pub struct LeaseDirectory {
-    dir: File,
+    pub(super) dir: File,
     path: PathBuf,
 }
 
@@ -176,37 +176,6 @@ impl LeaseDirectory {
             return Ok(file);
         }
         Err(io::Error::new(ErrorKind::InvalidInput, format!("{name} is not a regular file")))
-    }
-
-    /// Makes a file that appears under `name` only when it is ready: with its mode, and with `prepare` done.
-    pub(super) fn publish(
-        &self,
-        name: &str,
-        prepare: impl FnOnce(&mut File) -> io::Result<()>,
-    ) -> io::Result<File> {
-        let new = self.at(&format!(".new.{}", fresh_token()?));
-        let deadline = Instant::now() + Duration::from_millis(500);
-        let mut file = loop {
-            let made = OpenOptions::new().read(true).write(true).create_new(true).mode(0o666).open(&new);
-            match made {
-                // The maker of the directory has not opened it to all yet.
-                Err(error)
-                    if error.kind() == ErrorKind::PermissionDenied
-                        && self.dir.metadata()?.mode() & 0o002 == 0
-                        && Instant::now() < deadline =>
-                {
-                    thread::sleep(Duration::from_millis(5));
-                }
-                made => break made?,
-            }
-        };
-        let ready = file
-            .set_permissions(Permissions::from_mode(0o666))
-            .and_then(|()| prepare(&mut file))
-            .and_then(|()| std::fs::hard_link(&new, self.at(name)));
-        let removed = std::fs::remove_file(&new);
-        ready.and(removed)?;
-        Ok(file)
     }
 
     /// Opens a lock file, making it where it is missing.

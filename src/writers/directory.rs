@@ -13,6 +13,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 
 use super::target::numbered;
+use crate::sys::unnamed;
 
 /// Permissions of new files, before the umask.
 const NEW_FILE: Mode = Mode::from_raw_mode(0o666);
@@ -185,9 +186,8 @@ pub(crate) struct TempFile {
 impl TempFile {
     /// Makes the file. No other process can have prepared anything in its place.
     pub(crate) fn create(directory: &Directory) -> io::Result<TempFile> {
-        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-        let (name, file) = match rustix::fs::openat(&directory.fd, c".", flags, NEW_FILE) {
-            Ok(file) => (None, file.into()),
+        let (name, file) = match unnamed::create(&directory.fd, NEW_FILE.as_raw_mode()) {
+            Ok(file) => (None, file),
             Err(_) => Self::named(directory)?,
         };
         Ok(TempFile { directory: directory.clone(), name, file })
@@ -234,14 +234,16 @@ impl TempFile {
         let temporary = match &self.name {
             Some(name) => name,
             // Only a name can be renamed.
-            None => self.name.insert(under_random_name(|name| link(&self.file, &self.directory, name))?.0),
+            None => self
+                .name
+                .insert(under_random_name(|name| unnamed::link(&self.file, &self.directory.fd, name))?.0),
         };
         let dir = &self.directory.fd;
         Ok(rustix::fs::renameat(dir, temporary, dir, name)?)
     }
 
     fn put(&self, name: &OsStr) -> io::Result<()> {
-        let Some(temporary) = &self.name else { return link(&self.file, &self.directory, name) };
+        let Some(temporary) = &self.name else { return unnamed::link(&self.file, &self.directory.fd, name) };
         let dir = &self.directory.fd;
         match rustix::fs::linkat(dir, temporary, dir, name, AtFlags::empty()) {
             Ok(()) => self.directory.remove(temporary),
@@ -253,14 +255,8 @@ impl TempFile {
     }
 }
 
-/// Gives a file without a name one that is free.
-fn link(file: &File, directory: &Directory, name: &OsStr) -> io::Result<()> {
-    let file = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let follow = AtFlags::SYMLINK_FOLLOW;
-    Ok(rustix::fs::linkat(rustix::fs::CWD, file, &directory.fd, name, follow)?)
-}
-
-/// Makes something under a random name, which cannot be foreseen. It is hidden, so that readers of a directory of logs ignore it.
+/// Makes something under a random name, which cannot be foreseen. It is hidden, so that readers of a directory of logs
+/// ignore it.
 fn under_random_name<T>(mut make: impl FnMut(&OsStr) -> io::Result<T>) -> io::Result<(OsString, T)> {
     loop {
         let mut random = [0u8; 8];
