@@ -6,7 +6,7 @@
 
 use std::io::{self, PipeReader};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
@@ -16,6 +16,14 @@ use super::signals::{SignalSet, has_handler};
 /// Where the handler writes, and in which process: a forked copy has the same handlers, but not the pipe.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 static OWNER: AtomicI32 = AtomicI32::new(0);
+
+/// How often the handler has run.
+static CAUGHT: AtomicU32 = AtomicU32::new(0);
+
+/// How many signals were caught so far, to see whether one has come meanwhile.
+pub fn caught() -> u32 {
+    CAUGHT.load(Ordering::Acquire)
+}
 
 /// A descriptor from which signals are read.
 #[derive(Debug)]
@@ -125,6 +133,7 @@ extern "C" fn pass_on(signal: i32, info: *mut libc::siginfo_t, _context: *mut li
         told.ssi_pid = (*info).si_pid().cast_unsigned();
         told.ssi_uid = (*info).si_uid();
         told.ssi_ptr = (*info).si_value().sival_ptr.addr() as u64;
+        CAUGHT.fetch_add(1, Ordering::Release);
         libc::write(PIPE.load(Ordering::Acquire), (&raw const told).cast(), size_of_val(&told));
         *libc::__errno_location() = errno;
     }
