@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 
 use crate::link::{Closed, SidecarEnd, ToMinder, ToSidecar, Witnessed};
 use crate::model::time::Mono;
@@ -70,7 +70,7 @@ pub struct Talk {
 
 impl Talk {
     /// Begins to report signals, those that came since `entered` included. No thread may let one through.
-    pub fn begin(link: SidecarEnd, signals: SignalSource, entered: Mono) -> Self {
+    pub fn begin(link: SidecarEnd, mut signals: SignalSource, entered: Mono) -> Self {
         signals.catch_all();
         Self { link, signals, last_empty: Cell::new(entered) }
     }
@@ -106,13 +106,11 @@ impl Talk {
     }
 
     fn wait(&self, left: Option<Duration>) {
-        let time = left.and_then(|left| Timespec::try_from(left).ok());
         let mut entries = [
             PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.link.as_fd(), PollFlags::IN),
         ];
-        // An interrupted wait is looked at again.
-        let _ = poll(&mut entries, time.as_ref());
+        self.signals.poll(&mut entries, left);
     }
 
     fn report_signals(&self) {
