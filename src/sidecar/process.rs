@@ -48,15 +48,16 @@ pub fn leave_signals_to_minder() {
 }
 
 /// From now on the end of the minder is told by the link alone, so that what is made for the job can be removed again, and
-/// signals that stop wait too: the job may start at any moment, and the sidecar does not stop with it.
-pub fn get_ready() {
+/// every signal waits to be reported: the job may start at any moment, and the sidecar does not stop with it. Before any
+/// thread that stays: threads inherit what is blocked.
+///
+/// # Errors
+/// No descriptors for the signals.
+pub fn get_ready() -> io::Result<SignalSource> {
     process::outlive_parent();
-    let mut stops = SignalSet::EMPTY;
-    STOPS.iter().for_each(|signal| stops.insert(*signal));
-    stops.block();
-    STOPS.iter().for_each(|signal| {
-        ignore(*signal);
-    });
+    let mut signals = SignalSource::block_all()?;
+    signals.catch_all();
+    Ok(signals)
 }
 
 /// The sidecar's end of the link while the job runs: reports each signal that comes, for the minder to know which were
@@ -69,9 +70,8 @@ pub struct Talk {
 }
 
 impl Talk {
-    /// Begins to report signals, those that came since `entered` included. No thread may let one through.
-    pub fn begin(link: SidecarEnd, mut signals: SignalSource, entered: Mono) -> Self {
-        signals.catch_all();
+    /// Begins to report signals, those that came since `entered` included.
+    pub fn begin(link: SidecarEnd, signals: SignalSource, entered: Mono) -> Self {
         Self { link, signals, last_empty: Cell::new(entered) }
     }
 
