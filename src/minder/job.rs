@@ -247,7 +247,7 @@ impl Job {
     /// Sends on what only the minder got.
     fn next_verdict(&mut self) -> Option<JobEvent> {
         let now = monotonic();
-        if let Some(question) = self.witness.question(now) {
+        if let Some(question) = self.witness.question(now, tree::is_running) {
             self.sidecar.send(&ToSidecar::Ping(question));
         }
         let (info, verdict) = self.witness.decided(now, self.sidecar.is_connected())?;
