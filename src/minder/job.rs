@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 
 use super::children::{self, Change, Reaped};
@@ -169,7 +169,6 @@ impl Job {
             Some(until) => until.since(now).min(tick),
             None => tick,
         };
-        let time = Timespec::try_from(time).ok();
         let link = self.sidecar.link();
         // Where there is no pidfd or no link, the signals stand once more in its place.
         let pidfd = self.pidfd.as_ref().map_or(self.signals.as_fd(), |fd| fd.as_fd());
@@ -182,7 +181,7 @@ impl Job {
             PollFd::from_borrowed_fd(pidfd, PollFlags::IN),
             PollFd::from_borrowed_fd(link.map_or(self.signals.as_fd(), |(fd, _)| fd), link_flags),
         ];
-        let ready = poll(&mut entries, time.as_ref()).unwrap_or(0);
+        let ready = self.signals.poll(&mut entries, Some(time));
         let is_dead = self.pidfd.is_some() && !entries[1].revents().is_empty();
         if ready == 0 || is_dead {
             self.look_at_children = true;
@@ -248,7 +247,7 @@ impl Job {
     /// Sends on what only the minder got.
     fn next_verdict(&mut self) -> Option<JobEvent> {
         let now = monotonic();
-        if let Some(question) = self.witness.question(now) {
+        if let Some(question) = self.witness.question(now, tree::is_running) {
             self.sidecar.send(&ToSidecar::Ping(question));
         }
         let (info, verdict) = self.witness.decided(now, self.sidecar.is_connected())?;

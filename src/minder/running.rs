@@ -52,7 +52,7 @@ pub struct Plan {
 /// Runs the job beside a sidecar, whose whole life is `sidecar`. Returns the status to end with; where the job died by a
 /// signal it does not return.
 pub fn run(plan: &Plan, sidecar: impl FnOnce(SidecarEnd) -> u8) -> u8 {
-    let signals = match SignalSource::block_all() {
+    let mut signals = match SignalSource::block_all() {
         Ok(signals) => signals,
         Err(error) => {
             plan.notices.error(&format!("cannot watch signals: {error}"));

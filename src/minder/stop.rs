@@ -1,6 +1,7 @@
 //! Stopping the minder beside a job that job control stopped.
 
 use super::children;
+use crate::sys::signal_source;
 use crate::sys::signals::{SignalSet, with_default};
 use crate::sys::stat::Stat;
 
@@ -9,36 +10,44 @@ pub(super) fn by_terminal(signal: i32) -> bool {
     matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
 }
 
-/// Stops this process with `signal` if the job `pid` is stopped, and returns when it was continued; false if a SIGCONT has
-/// come that was not read yet, which may let the job run again.
+/// Stops this process with `signal` if the job `pid` is stopped, and returns when it was continued; false if a signal has
+/// come that is to be read first, as it may let the job run again.
 ///
-/// A SIGCONT between the job's stop and this one must not leave the minder stopped beside a running job. The kernel drops
-/// a pending stop when a SIGCONT comes, so the order is: make the stop pending, see that the job is still stopped, only
-/// then let it act. It also drops a pending SIGCONT when a stop comes, so that is looked for at the last moment.
+/// A SIGCONT must neither be lost nor leave the minder stopped beside a running job. The kernel drops a pending stop when a
+/// SIGCONT comes, and a pending SIGCONT when a stop comes. So SIGCONT is let through here, which means that it is caught
+/// the moment it comes; the stop is made pending, and acts only if no SIGCONT came before it.
 pub(super) fn beside(pid: i32, signal: i32) -> bool {
     if !is_stopped(pid) {
         return true;
     }
-    with_default(signal, || {
-        let mut only = SignalSet::EMPTY;
-        only.insert(signal);
-        if SignalSet::pending_now().contains(libc::SIGCONT) {
+    let only = |signal| {
+        let mut set = SignalSet::EMPTY;
+        set.insert(signal);
+        set
+    };
+    let (stop, cont) = (only(signal), only(libc::SIGCONT));
+    let before = signal_source::caught();
+    cont.unblock();
+    let done = with_default(signal, || {
+        if signal_source::caught() != before {
             return false;
         }
         // SAFETY: `raise` directs the signal at this thread, where it is blocked and stays pending.
         unsafe { libc::raise(signal) };
-        if is_stopped(pid) {
-            only.unblock();
+        let is_undisturbed = signal_source::caught() == before;
+        if is_undisturbed && is_stopped(pid) {
+            stop.unblock();
             // Here the minder is stopped, until a SIGCONT.
-            only.block();
+            stop.block();
         } else {
-            let set = only.to_libc();
             let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             // SAFETY: takes the pending signal back, without waiting.
-            unsafe { libc::sigtimedwait(&set, std::ptr::null_mut(), &now) };
+            unsafe { libc::sigtimedwait(&stop.to_libc(), std::ptr::null_mut(), &now) };
         }
-        true
-    })
+        is_undisturbed
+    });
+    cont.block();
+    done
 }
 
 /// While the child `pid` has not executed the job yet, a terminal may stop it; the minder stops beside it, and lets it go

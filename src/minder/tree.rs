@@ -24,6 +24,11 @@ pub(super) fn descends(pid: i32, ancestor: i32) -> Option<bool> {
     None
 }
 
+/// Whether a process has something to do, whether or not it has a CPU.
+pub(super) fn is_running(pid: i32) -> bool {
+    Stat::read(pid).is_some_and(|stat| stat.state == b'R')
+}
+
 /// Children that gpurun already had when it started (a shell's background jobs before `exec gpurun`).
 pub(super) fn children_before_the_job() -> Vec<i32> {
     children(rustix::process::getpid().as_raw_nonzero().get())

@@ -14,6 +14,10 @@ use crate::model::time::Mono;
 /// How far apart one sender's signals to several processes may be.
 const WINDOW: Duration = Duration::from_millis(30);
 
+/// How long a sender may take to reach all processes while it has no CPU, and how often it is looked at then.
+const SENDING: Duration = Duration::from_millis(300);
+const LOOK: Duration = Duration::from_millis(10);
+
 /// How long the sidecar may take to say what it got; one that is stopped does not answer.
 const ANSWER: Duration = Duration::from_millis(500);
 
@@ -41,7 +45,9 @@ struct Held<T> {
     at: Mono,
     /// When there was no signal to read for the last time before: it was sent after that.
     since: Mono,
-    /// The question that was asked when the window was over, and when.
+    /// When the window is over.
+    over: Mono,
+    /// The question that was asked then, and when.
     asked: Option<(u32, Mono)>,
 }
 
@@ -68,7 +74,16 @@ impl<T> Witness<T> {
 
     /// Holds a signal until it is known who got it.
     pub(super) fn hold(&mut self, signal: i32, sender: i32, payload: T, now: Mono) {
-        self.held.push_back(Held { signal, sender, payload, at: now, since: self.last_empty, asked: None });
+        let since = self.last_empty;
+        self.held.push_back(Held {
+            signal,
+            sender,
+            payload,
+            at: now,
+            since,
+            over: now + WINDOW,
+            asked: None,
+        });
     }
 
     /// The minder has read all signals that had come by now.
@@ -89,17 +104,17 @@ impl<T> Witness<T> {
         self.last_answer = self.last_answer.max(question);
     }
 
-    /// The question to ask now, if one is due.
-    pub(super) fn question(&mut self, now: Mono) -> Option<u32> {
-        let is_due = |held: &Held<T>| held.asked.is_none() && now >= held.at + WINDOW;
-        if !self.held.front().is_some_and(is_due) {
+    /// The question to ask now, if one is due. A sender that still runs, as `is_running` tells, may be about to send to the
+    /// sidecar.
+    pub(super) fn question(&mut self, now: Mono, is_running: impl FnOnce(i32) -> bool) -> Option<u32> {
+        let first = self.held.front_mut().filter(|held| held.asked.is_none() && now >= held.over)?;
+        if now < first.at + SENDING && is_running(first.sender) {
+            first.over = now + LOOK;
             return None;
         }
-        let question = self.ask();
-        if let Some(first) = self.held.front_mut() {
-            first.asked = Some((question, now));
-        }
-        Some(question)
+        self.last_question += 1;
+        first.asked = Some((self.last_question, now));
+        Some(self.last_question)
     }
 
     /// The number of a new question.
@@ -138,7 +153,7 @@ impl<T> Witness<T> {
     /// When to look again.
     pub(super) fn deadline(&self) -> Option<Mono> {
         self.held.front().map(|held| match held.asked {
-            None => held.at + WINDOW,
+            None => held.over,
             Some((_, at)) => at + ANSWER,
         })
     }
@@ -150,7 +165,7 @@ fn is_same<T>(held: &Held<T>, seen: &Witnessed) -> bool {
     held.signal == seen.signal
         && held.sender == seen.sender
         && held.since <= seen.at + WINDOW
-        && seen.since <= held.at + WINDOW
+        && seen.since <= held.over
 }
 
 #[cfg(test)]
@@ -162,6 +177,11 @@ mod tests {
 
     fn at(ms: u64) -> Mono {
         Mono(ms * MS)
+    }
+
+    /// A sender that has sent all that it wanted to.
+    fn gone(_sender: i32) -> bool {
+        false
     }
 
     /// A signal that the sidecar read at once.
@@ -195,10 +215,10 @@ mod tests {
     #[test]
     fn what_only_the_minder_got_is_decided_after_the_sidecars_answer() {
         let mut witness = holding(15);
-        assert_eq!(witness.question(at(1029)), None);
+        assert_eq!(witness.question(at(1029), gone), None);
         assert_eq!(witness.deadline(), Some(at(1030)));
-        let question = witness.question(at(1030)).unwrap();
-        assert_eq!(witness.question(at(1031)), None);
+        let question = witness.question(at(1030), gone).unwrap();
+        assert_eq!(witness.question(at(1031), gone), None);
         assert_eq!(witness.decided(at(1100), true), None);
         witness.answered(question);
         assert_eq!(witness.decided(at(1101), true), Some(("first", Verdict::MinderOnly)));
@@ -207,17 +227,31 @@ mod tests {
     #[test]
     fn a_sidecar_that_does_not_answer_or_is_gone_holds_up_no_signal() {
         let mut witness = holding(15);
-        witness.question(at(1030)).unwrap();
+        witness.question(at(1030), gone).unwrap();
         assert_eq!(witness.decided(at(1529), true), None);
         assert_eq!(witness.decided(at(1530), true), Some(("first", Verdict::MinderOnly)));
         assert_eq!(holding(15).decided(at(1000), false), Some(("first", Verdict::MinderOnly)));
     }
 
     #[test]
+    fn a_sender_without_cpu_is_waited_for_but_not_for_ever() {
+        let mut witness = holding(2);
+        for ms in (1030..1300).step_by(10) {
+            assert_eq!(witness.question(at(ms), |sender| sender == 7), None, "{ms}");
+            assert_eq!(witness.deadline(), Some(at(ms + 10)));
+        }
+        let mut late = holding(2);
+        assert_eq!(late.question(at(1030), |_| true), None);
+        late.saw(seen(2, 7, 1040));
+        assert_eq!(late.decided(at(1040), true), Some(("first", Verdict::Everybody)));
+        assert!(witness.question(at(1300), |_| true).is_some());
+    }
+
+    #[test]
     fn a_signal_that_one_of_them_reads_late_is_recognized() {
         // Sent to both at 1000 ms; the sidecar had no CPU until 1700 ms.
         let mut witness = holding(15);
-        witness.question(at(1030)).unwrap();
+        witness.question(at(1030), gone).unwrap();
         witness.saw(Witnessed { signal: 15, sender: 7, since: at(980), at: at(1700) });
         assert_eq!(witness.decided(at(1700), true), Some(("first", Verdict::Everybody)));
         let mut witness = Witness::new(at(0));
@@ -258,13 +292,13 @@ mod tests {
                 }
                 witness.drained(at(now));
                 now += pause;
-                if let Some(question) = witness.question(at(now)) {
+                if let Some(question) = witness.question(at(now), gone) {
                     witness.answered(question);
                 }
                 decided.extend(std::iter::from_fn(|| witness.decided(at(now), true)));
             }
             while let Some(due) = witness.deadline() {
-                if let Some(question) = witness.question(due) {
+                if let Some(question) = witness.question(due, gone) {
                     witness.answered(question);
                 }
                 decided.extend(std::iter::from_fn(|| witness.decided(due, true)));

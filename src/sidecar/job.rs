@@ -92,6 +92,7 @@ struct Prepared {
     run: RunInfo,
     chosen: Chosen,
     surroundings: Surroundings,
+    signals: SignalSource,
     opened: Option<Opened>,
     inbox: Inbox,
     socket: Option<control::Server>,
@@ -116,13 +117,13 @@ impl Prepared {
                 choice::choose(&wish, &surroundings, link)?
             }
         };
-        // From here on threads are started that stay, and inherit what is blocked.
-        process::get_ready();
+        let signals = process::get_ready()
+            .map_err(|error| Refusal::new(Exit::OwnFailure, format!("cannot watch signals: {error}")))?;
         // Not before: a wait that is broken off leaves no files.
         let opened = targets::create(checked, &setup.logging, notices)?;
         let inbox = Inbox::new();
         let socket = listen(&inbox, &run.run, pid, notices);
-        Ok(Self { run, chosen, surroundings, opened, inbox, socket })
+        Ok(Self { run, chosen, surroundings, signals, opened, inbox, socket })
     }
 
     fn ready(&self, logging: &Logging) -> Ready {
@@ -201,15 +202,12 @@ impl Beside<'_> {
     /// Follows the job to its end and finishes the files; the exit status.
     fn run(self, prepared: Prepared, link: SidecarEnd) -> u8 {
         let Self { setup, job, notices, .. } = self;
-        let Prepared { run, mut chosen, surroundings, opened, inbox, socket } = prepared;
+        let Prepared { run, mut chosen, surroundings, signals, opened, inbox, socket } = prepared;
         let watch = JobWatch::open(job.pid);
         if let (Some(lease), Ok(pid)) = (&mut chosen.lease, u32::try_from(job.pid)) {
             lease.note_job(pid);
         }
-        let talk = match SignalSource::block_all() {
-            Ok(signals) => Talk::begin(link, signals, self.entered),
-            Err(error) => return nothing_logged(&link, notices, &format!("cannot watch signals: {error}")),
-        };
+        let talk = Talk::begin(link, signals, self.entered);
         limits::raise_descriptors();
         say_start(&chosen, &setup.logging, opened.as_ref(), notices);
         let watched = match chosen.known.take() {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 
 use crate::link::{Closed, SidecarEnd, ToMinder, ToSidecar, Witnessed};
 use crate::model::time::Mono;
@@ -48,15 +48,16 @@ pub fn leave_signals_to_minder() {
 }
 
 /// From now on the end of the minder is told by the link alone, so that what is made for the job can be removed again, and
-/// signals that stop wait too: the job may start at any moment, and the sidecar does not stop with it.
-pub fn get_ready() {
+/// every signal waits to be reported: the job may start at any moment, and the sidecar does not stop with it. Before any
+/// thread that stays: threads inherit what is blocked.
+///
+/// # Errors
+/// No descriptors for the signals.
+pub fn get_ready() -> io::Result<SignalSource> {
     process::outlive_parent();
-    let mut stops = SignalSet::EMPTY;
-    STOPS.iter().for_each(|signal| stops.insert(*signal));
-    stops.block();
-    STOPS.iter().for_each(|signal| {
-        ignore(*signal);
-    });
+    let mut signals = SignalSource::block_all()?;
+    signals.catch_all();
+    Ok(signals)
 }
 
 /// The sidecar's end of the link while the job runs: reports each signal that comes, for the minder to know which were
@@ -69,9 +70,8 @@ pub struct Talk {
 }
 
 impl Talk {
-    /// Begins to report signals, those that came since `entered` included. No thread may let one through.
+    /// Begins to report signals, those that came since `entered` included.
     pub fn begin(link: SidecarEnd, signals: SignalSource, entered: Mono) -> Self {
-        signals.catch_all();
         Self { link, signals, last_empty: Cell::new(entered) }
     }
 
@@ -106,13 +106,11 @@ impl Talk {
     }
 
     fn wait(&self, left: Option<Duration>) {
-        let time = left.and_then(|left| Timespec::try_from(left).ok());
         let mut entries = [
             PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.link.as_fd(), PollFlags::IN),
         ];
-        // An interrupted wait is looked at again.
-        let _ = poll(&mut entries, time.as_ref());
+        self.signals.poll(&mut entries, left);
     }
 
     fn report_signals(&self) {

@@ -50,7 +50,7 @@ pub(crate) fn run(recording: &Recording) -> Exit {
 fn record(recording: &Recording) -> Result<(), Refusal> {
     let Recording { logging, pids, duration, library, notices } = recording;
     let own_failure = |line: String| Refusal::new(Exit::OwnFailure, line);
-    let signals =
+    let mut signals =
         SignalSource::block_all().map_err(|error| own_failure(format!("cannot watch signals: {error}")))?;
     signals.catch_all();
     let mut watch = Watch::new(signals, pids).map_err(|(pid, error)| {

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -68,9 +68,7 @@ impl Watch {
     fn poll(&mut self, left: Option<Duration>) {
         let mut entries = vec![PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN)];
         entries.extend(self.processes.iter().map(|process| PollFd::new(process, PollFlags::IN)));
-        let time = left.and_then(|left| Timespec::try_from(left).ok());
-        // An interrupted wait is looked at again.
-        let _ = poll(&mut entries, time.as_ref());
+        self.signals.poll(&mut entries, left);
         let ended: Vec<bool> = entries.iter().skip(1).map(|entry| !entry.revents().is_empty()).collect();
         let mut ended = ended.into_iter();
         self.processes.retain(|_| !ended.next().unwrap_or(false));

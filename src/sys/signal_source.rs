@@ -1,14 +1,17 @@
 //! Reading signals from a descriptor, with their senders, whichever thread of this process gets them.
 //!
 //! gpurun's own threads have every signal blocked, so that each waits to be read. A thread of somebody else's (of a
-//! preloaded library, of the driver) may have them unblocked, and then the kernel gives a signal to that thread. There a
-//! handler runs that passes it on through a pipe.
+//! preloaded library, of the driver) may have them unblocked, and then the kernel gives a signal to that thread. A handler
+//! runs there that passes it on through a pipe. While this process waits, its main thread lets signals through to the same
+//! handler: the kernel gives them to the main thread first, and the other one cannot hold them up.
 
 use std::io::{self, PipeReader};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::time::Duration;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
 
 use super::signals::{SignalSet, has_handler};
@@ -17,6 +20,14 @@ use super::signals::{SignalSet, has_handler};
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
+/// How often the handler has run.
+static CAUGHT: AtomicU32 = AtomicU32::new(0);
+
+/// How many signals were caught so far, to see whether one has come meanwhile.
+pub fn caught() -> u32 {
+    CAUGHT.load(Ordering::Acquire)
+}
+
 /// A descriptor from which signals are read.
 #[derive(Debug)]
 pub struct SignalSource {
@@ -24,6 +35,8 @@ pub struct SignalSource {
     ready: OwnedFd,
     blocked: OwnedFd,
     caught: PipeReader,
+    /// Signals that have the handler.
+    handled: SignalSet,
 }
 
 impl AsFd for SignalSource {
@@ -65,19 +78,19 @@ impl SignalSource {
         OWNER.store(super::process::id(), Ordering::Relaxed);
         // It stays open for good: a handler may be about to write.
         PIPE.store(writer.into_raw_fd(), Ordering::Release);
-        Ok(SignalSource { ready, blocked, caught })
+        Ok(SignalSource { ready, blocked, caught, handled: SignalSet::EMPTY })
     }
 
     /// Catches every signal that another thread of this process gets. What a library handles itself is left to it, and so
     /// are signals that tell of a fault.
-    pub fn catch_all(&self) {
+    pub fn catch_all(&mut self) {
         for signal in SignalSet::all_numbers().filter(|signal| !SignalSet::FAULTS.contains(signal)) {
             self.catch(signal);
         }
     }
 
     /// Catches one signal, as [`SignalSource::catch_all`] does.
-    pub fn catch(&self, signal: i32) {
+    pub fn catch(&mut self, signal: i32) {
         if has_handler(signal) {
             return;
         }
@@ -90,13 +103,27 @@ impl SignalSource {
             action.sa_sigaction = handler as libc::sighandler_t;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
             libc::sigfillset(&mut action.sa_mask);
-            libc::sigaction(signal, &action, std::ptr::null_mut());
+            if libc::sigaction(signal, &action, std::ptr::null_mut()) == 0 {
+                self.handled.insert(signal);
+            }
         }
+    }
+
+    /// Waits until one of `entries` is ready or a signal comes, at most `time`. How many are ready: none too if it was a
+    /// signal and this source is not among them.
+    pub fn poll(&self, entries: &mut [PollFd<'_>], time: Option<Duration>) -> usize {
+        let time = time.and_then(|time| Timespec::try_from(time).ok());
+        self.handled.unblock();
+        // Interrupted by the handler. What it wrote before the wait ends the wait as well.
+        let ready = poll(entries, time.as_ref()).unwrap_or(0);
+        self.handled.block();
+        ready
     }
 
     /// The next signal that has come, if any.
     pub fn read(&self) -> Option<libc::signalfd_siginfo> {
-        read_from(self.blocked.as_fd()).or_else(|| read_from(self.caught.as_fd()))
+        // What was caught came before what waits.
+        read_from(self.caught.as_fd()).or_else(|| read_from(self.blocked.as_fd()))
     }
 }
 
@@ -111,9 +138,10 @@ fn read_from(fd: BorrowedFd<'_>) -> Option<libc::signalfd_siginfo> {
 }
 
 /// The handler: writes the signal to the pipe as a signalfd would tell it. A full pipe drops it.
-extern "C" fn pass_on(signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+extern "C" fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: system calls that a handler may make, on plain data; the kernel passes a valid `info`, of which the fields
-    // are read that a signal from a process and a change of a child have in common. `errno` is the interrupted code's.
+    // are read that a signal from a process and a change of a child have in common, and a valid `context`. `errno` is the
+    // interrupted code's.
     unsafe {
         if libc::getpid() != OWNER.load(Ordering::Relaxed) {
             return;
@@ -125,7 +153,13 @@ extern "C" fn pass_on(signal: i32, info: *mut libc::siginfo_t, _context: *mut li
         told.ssi_pid = (*info).si_pid().cast_unsigned();
         told.ssi_uid = (*info).si_uid();
         told.ssi_ptr = (*info).si_value().sival_ptr.addr() as u64;
+        CAUGHT.fetch_add(1, Ordering::Release);
         libc::write(PIPE.load(Ordering::Acquire), (&raw const told).cast(), size_of_val(&told));
         *libc::__errno_location() = errno;
+        if libc::syscall(libc::SYS_gettid) == libc::c_long::from(OWNER.load(Ordering::Relaxed)) {
+            // The main thread has them blocked again when it goes on: a burst waits in the kernel, not in the pipe.
+            // The kernel's set has 64 bits, whatever libc's has.
+            (&raw mut (*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>().write(u64::MAX);
+        }
     }
 }

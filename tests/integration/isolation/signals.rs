@@ -264,3 +264,46 @@ fn what_pkill_sends_by_command_line_arrives_once() {
         assert_eq!(running.end().0, "code 0");
     }
 }
+
+/// What a service manager does that ends every process of a service: it signals one after the other, and sees to it that
+/// none stays stopped.
+#[test]
+fn what_is_sent_to_every_process_one_by_one_arrives_once() {
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let mut running = Running::start(Way::Wrapped, &["count"]);
+        let pids = [running.outer(), sidecar_of(running.child.id()), running.job];
+        for place in order {
+            kill(pids[place], libc::SIGTERM);
+            kill(pids[place], libc::SIGCONT);
+        }
+        let mut got = running.signals_up_to(libc::SIGRTMAX());
+        got.sort();
+        assert_eq!(got, ["15", "18"], "{order:?}");
+        assert_eq!(running.end().0, "code 0");
+    }
+}
+
+/// What a container's runtime does: it signals the first process of a PID namespace, from outside.
+#[test]
+fn what_is_sent_to_the_first_process_of_a_container_arrives_once() {
+    let mut command = Command::new("unshare");
+    command
+        .args(["--map-root-user", "--pid", "--fork", "--mount-proc"])
+        .arg(crate::support::gpurun())
+        .arg("--");
+    command.args(job_argv(&["count"]));
+    let mut running = Running::start_command(command);
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", running.outer())).unwrap();
+    let first: i32 = children.trim().parse().unwrap();
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGQUIT, libc::SIGUSR1] {
+        kill(first, signal);
+        kill(first, libc::SIGRTMAX());
+        let mut got = Vec::new();
+        until("both have arrived", || {
+            got.extend(running.signals());
+            got.contains(&libc::SIGRTMAX().to_string())
+        });
+        assert_eq!(got, [signal.to_string(), libc::SIGRTMAX().to_string()]);
+    }
+    assert_eq!(running.end().0, "code 0");
+}
