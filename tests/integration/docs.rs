@@ -38,6 +38,9 @@ const FOREIGN: &[&str] = &[
     "--signal",
     "--gpus",
     "--init",
+    // scancel, timeout
+    "--batch",
+    "--foreground",
 ];
 
 fn root() -> &'static Path {
