@@ -26,7 +26,7 @@ pub(super) trait Format: Send {
     /// The end of the run: makes the file what its name says.
     fn finish(&mut self, file: &mut LogFile, end: &RunEnd) -> Result<Finished, WriterError>;
 
-    /// Something to tell the user, once.
+    /// A message for the user, given once.
     fn notice(&mut self) -> Option<String> {
         None
     }
@@ -37,7 +37,7 @@ pub(super) trait Format: Send {
 pub(super) struct Finished {
     /// The finished file, where it is not the one that was appended to.
     pub(super) path: Option<PathBuf>,
-    /// Rows that the run added to it, where that was counted anew.
+    /// Rows that the run added to it, where that was counted again.
     pub(super) rows: Option<u64>,
     /// For the user.
     pub(super) note: Option<String>,
@@ -198,7 +198,7 @@ impl Writer {
         Ok(finished)
     }
 
-    pub(super) fn tell(&mut self, note: Option<String>) {
+    pub(super) fn add_notice(&mut self, note: Option<String>) {
         self.notices.extend(note);
     }
 

@@ -249,11 +249,6 @@ fn what_a_page_includes_is_there() {
     assert_eq!(seen, 1, "the pattern has gone blind");
 }
 
-#[test]
-fn the_page_on_reading_runs_as_it_stands() {
-    run_blocks("docs/reading.md");
-}
-
 /// What cannot be run is at least a script, and says why it is not run.
 #[test]
 fn blocks_that_are_not_run_are_shell_all_the_same() {

@@ -63,11 +63,15 @@ impl Panel {
             Self::Utilization => {
                 "Share of time in which a kernel ran. MIG slices: the job's share of the SMs."
             }
-            Self::Memory => "<span class=key></span>used by all processes<span class=\"key d\"></span>by the job",
+            Self::Memory => {
+                "<span class=key></span>used by all processes<span class=\"key d\"></span>by the job"
+            }
             Self::Power => {
                 "<span class=key></span>board power<span class=\"key d\"></span>limit<span class=\"key h\"></span>clocks limited by power"
             }
-            Self::Temperature => "<span class=key></span>core<span class=\"key h\"></span>clocks limited by heat",
+            Self::Temperature => {
+                "<span class=key></span>core<span class=\"key h\"></span>clocks limited by heat"
+            }
             Self::Job => "All processes of the job together; memory is RSS.",
             Self::Host => "All cores together; memory that is not available.",
             Self::Steps => {
