@@ -201,7 +201,8 @@ fn the_rows_that_are_said_are_those_of_the_file() {
     let targets = ["--log", "m.csv", "--log", "m.parquet", "--log", "tensorboard:tb"];
     let said = run_job(dir.path(), &[&wide[..], &targets[..]].concat(), &job);
     let lines = fs::read_to_string(dir.path().join("m.csv")).unwrap().lines().count() - 1;
-    let events = event_records(&only_event_file(&dir.path().join("tb/gpurun"))).0.len() - 1;
+    // The first two are the version and the layout.
+    let events = event_records(&only_event_file(&dir.path().join("tb/gpurun"))).0.len() - 2;
     let (rows, _) = read(&dir.path().join("m.parquet"));
     let mut ends: Vec<_> = rows.iter().map(|row| (row.time_us, Arc::clone(&row.kind))).collect();
     ends.dedup();
