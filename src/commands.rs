@@ -1,9 +1,9 @@
 //! The subcommands: one short file each, from what was meant to the call to what is printed.
 
 use std::ffi::OsString;
-use std::io::{self, StdoutLock, Write as _};
+use std::io::{self, Write as _};
 
-use crate::cli::args::{Command, CommonArgs, ExportArgs};
+use crate::cli::args::{Command, ExportArgs};
 use crate::cli::exit::Exit;
 use crate::cli::logging::LayoutArg;
 use crate::cli::{self, EarlyExit, Invocation};
@@ -19,6 +19,7 @@ mod cuda_order;
 mod devices;
 mod export;
 mod mark;
+mod print;
 mod record;
 pub mod recover;
 mod report;
@@ -26,8 +27,7 @@ mod run;
 mod select;
 mod status;
 
-/// Where answers go.
-type Standard<'a> = StdoutLock<'a>;
+use print::{page, printed, verbosity};
 
 /// The whole program: reads the command line, does what it says, gives the status.
 pub fn main(argv: Vec<OsString>) -> u8 {
@@ -59,15 +59,6 @@ fn say_panics_without_waiting() {
             Notices::new(Verbosity::Normal).error(&format!("internal error: {info}"));
         }
     }));
-}
-
-/// How much a command says.
-fn verbosity(common: &CommonArgs) -> Verbosity {
-    match (common.quiet, common.verbose) {
-        (true, _) => Verbosity::Quiet,
-        (false, true) => Verbosity::Verbose,
-        (false, false) => Verbosity::Normal,
-    }
 }
 
 /// Everything that is not a job.
@@ -109,18 +100,6 @@ fn other(command: Command) -> Exit {
     }
 }
 
-/// Prints a page, or why there is none.
-fn page(page: Result<String, String>, out: &mut dyn io::Write) -> Exit {
-    let notices = Notices::new(Verbosity::Normal);
-    match page {
-        Ok(page) => printed(writeln!(out, "{}", page.trim_end()), &notices),
-        Err(line) => {
-            notices.error(&line);
-            Exit::Usage
-        }
-    }
-}
-
 /// `gpurun export`.
 fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> Exit {
     let layout = match args.layout {
@@ -135,18 +114,6 @@ fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> 
         Err(WriterError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
         Err(error) => {
             notices.error(&error.to_string());
-            Exit::Failed
-        }
-    }
-}
-
-/// A reader that closed its end has what it wanted; anything else is a failure.
-fn printed(result: io::Result<()>, notices: &Notices) -> Exit {
-    match result {
-        Ok(()) => Exit::Ok,
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
-        Err(error) => {
-            notices.error(&format!("cannot write to standard output: {error}"));
             Exit::Failed
         }
     }

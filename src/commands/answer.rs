@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 
-use super::Standard;
+use super::print::Standard;
 use crate::cli::exit::Exit;
 use crate::collectors::nvml::{Nvml, NvmlError};
 use crate::link::{SidecarEnd, ToMinder};

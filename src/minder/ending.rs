@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
+use super::exit;
 use super::job::{Job, JobEvent, STOP_REQUESTS};
-use super::running::{Plan, describe_exit};
+use super::plan::Plan;
 use super::tree::Held;
 use crate::link::{MAX_LEFT, Ready, ToSidecar};
 use crate::model::time::Mono;
@@ -158,7 +159,7 @@ fn on_event(plan: &Plan, job: &mut Job, ready: &Ready, state: &mut Finishing, ne
 
 /// Says once that the sidecar is gone and what that costs, and removes what it cannot remove any more.
 pub(super) fn say_lost(plan: &Plan, job: &mut Job, ready: &Ready) {
-    let how = describe_exit(job.sidecar.wait(GONE));
+    let how = exit::describe(job.sidecar.wait(GONE));
     plan.notices.error(&format!(
         "the measuring process {how}: the log ends here, the job continues{}",
         recovery(&ready.journals)

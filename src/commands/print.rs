@@ -1,0 +1,43 @@
+//! How commands print: answers to standard output, messages to standard error.
+
+use std::io::{self, StdoutLock};
+
+use crate::cli::args::CommonArgs;
+use crate::cli::exit::Exit;
+use crate::sys::notice::{Notices, Verbosity};
+
+/// Where answers go.
+pub(super) type Standard<'a> = StdoutLock<'a>;
+
+/// How much a command says.
+pub(super) fn verbosity(common: &CommonArgs) -> Verbosity {
+    match (common.quiet, common.verbose) {
+        (true, _) => Verbosity::Quiet,
+        (false, true) => Verbosity::Verbose,
+        (false, false) => Verbosity::Normal,
+    }
+}
+
+/// Prints a page, or why there is none.
+pub(super) fn page(page: Result<String, String>, out: &mut dyn io::Write) -> Exit {
+    let notices = Notices::new(Verbosity::Normal);
+    match page {
+        Ok(page) => printed(writeln!(out, "{}", page.trim_end()), &notices),
+        Err(line) => {
+            notices.error(&line);
+            Exit::Usage
+        }
+    }
+}
+
+/// A reader that closed its end has what it wanted; anything else is a failure.
+pub(super) fn printed(result: io::Result<()>, notices: &Notices) -> Exit {
+    match result {
+        Ok(()) => Exit::Ok,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
+        Err(error) => {
+            notices.error(&format!("cannot write to standard output: {error}"));
+            Exit::Failed
+        }
+    }
+}
