@@ -451,7 +451,7 @@ impl Selecting<'_> {
                 return Ok(None);
             };
             if exclusive {
-                lease.parts.push(Part { uuid: uuid.clone(), scope, files: vec![file] });
+                lease.parts.push(Part { scope, files: vec![file] });
                 continue;
             }
             let names = directory.names()?;
@@ -462,7 +462,7 @@ impl Selecting<'_> {
             else {
                 return Ok(None);
             };
-            lease.parts.push(Part { uuid: uuid.clone(), scope, files: vec![file, slot] });
+            lease.parts.push(Part { scope, files: vec![file, slot] });
         }
         lease.write_notes();
         Ok(Some(lease))
@@ -479,7 +479,6 @@ pub struct Lease {
 
 #[derive(Debug)]
 struct Part {
-    uuid: GpuUuid,
     scope: String,
     files: Vec<File>,
 }
@@ -500,11 +499,6 @@ impl Lease {
             // Nothing can be done about a failure; the kernel drops the lock with its last descriptor.
             let _ = file.unlock();
         }
-    }
-
-    /// The devices held.
-    pub fn uuids(&self) -> impl Iterator<Item = &GpuUuid> {
-        self.parts.iter().map(|part| &part.uuid)
     }
 
     /// The value of [`LEASES_VARIABLE`] for the job.

@@ -13,7 +13,6 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use fake_nvml::{Gpu, Installed, Level, Scenario, Signal};
-use gpurun::model::rank::{self, RANK_VARIABLES};
 use serde_json::Value;
 
 use crate::main_job::Csv;
@@ -53,7 +52,8 @@ fn environment(command: &mut Command, dir: &Path) {
         .env("PYTHONPATH", repository().join("python"))
         .env("GPURUN_LEASE_DIR", dir.join("leases"))
         .env_remove("CUDA_VISIBLE_DEVICES");
-    for variable in RANK_VARIABLES.into_iter().chain(["GPURUN_SOCKET"]) {
+    let ranks = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK"];
+    for variable in ranks.into_iter().chain(["GPURUN_SOCKET"]) {
         command.env_remove(variable);
     }
 }
