@@ -29,6 +29,7 @@ use crate::sampling::{
 };
 use crate::summary::Totals;
 use crate::sys::clock;
+use crate::sys::format;
 use crate::sys::notice::Notices;
 use crate::windowing::{Fold, FoldSettings};
 use crate::writers::{FanOut, Opened, WriterReport};
@@ -715,6 +716,12 @@ impl Running {
 
     fn pass_on(&mut self) {
         for batch in self.batches.drain(..) {
+            if batch.kind == RowKind::Window && batch.window_s > 1.5 * self.logging.window.as_secs_f64() {
+                let length = format::elapsed(batch.window_s as u64);
+                self.notices.warn(&format!(
+                    "gpurun was frozen: nothing is known of {length}, which have one row set"
+                ));
+            }
             self.totals.add(&batch);
             if batch.kind == RowKind::Window
                 && let Some(callback) = &mut self.on_window
