@@ -9,10 +9,11 @@ use crate::cli::exit::Exit;
 use crate::model::device::{ComputeMode, DeviceSnapshot, ProbeRequest};
 use crate::model::reading::Known;
 use crate::model::selection::Patience;
+use crate::selection::directory::LeaseDirectory;
 use crate::selection::explain::device_label;
 use crate::selection::flow::{Surroundings, holders};
 use crate::selection::holder::Holder;
-use crate::selection::lease::LeaseDirectory;
+
 use crate::sys::notice::{Notices, Verbosity};
 use crate::sys::{terminal, users};
 
@@ -51,7 +52,7 @@ fn list(form: &Form, driver: &Driver<'_>, output: &mut Vec<u8>, verbosity: Verbo
     let rows: Vec<Row<'_>> = devices
         .iter()
         .map(|device| {
-            let holders = holders(directory.as_ref(), device).unwrap_or_else(|error| {
+            let holders = holders(directory.as_deref(), device).unwrap_or_else(|error| {
                 notices.warn(&format!("{}: {error}", device_label(device)));
                 Vec::new()
             });

@@ -24,6 +24,7 @@ use crate::model::selection::Settings;
 use crate::model::time::Mono;
 use crate::sampling::{ReapedUsage, TreeRoot};
 use crate::selection::flow::Surroundings;
+use crate::selection::lease::Lease;
 use crate::summary::json::{LeftoverSummary, Summary};
 use crate::summary::start;
 use crate::sys::notice::{Notices, Verbosity};
@@ -40,6 +41,9 @@ pub(super) const LAST_MARKS: Duration = Duration::from_secs(5);
 
 /// How long the minder may take to say what the job left behind; more than the grace that it gives.
 const LEFT_BEHIND: Duration = Duration::from_secs(2);
+
+/// How often to look whether the lease's files are still there.
+const LEASE_LOOK: Duration = Duration::from_secs(2);
 
 /// What the sidecar is to do.
 pub(crate) struct Setup {
@@ -231,13 +235,13 @@ impl Beside<'_> {
                 return nothing_logged(talk.link(), notices, &format!("cannot start a thread: {error}"));
             }
         };
-        let exit = follow(&talk, &engine);
+        let exit = follow(&talk, &engine, chosen.lease.as_mut(), notices);
         if exit.is_err() {
             // The minder was killed: its work is done from here.
             watch.wait();
-            if let Some(lease) = &chosen.lease {
-                lease.release();
-            }
+        }
+        if let Some(lease) = &chosen.lease {
+            lease.release();
         }
         let losses = socket.map(|socket| socket.stop(LAST_MARKS)).unwrap_or_default();
         let (end, left) = finish(engine, exit, &talk);
@@ -259,10 +263,22 @@ fn nothing_logged(link: &SidecarEnd, notices: &Notices, why: &str) -> u8 {
 ///
 /// # Errors
 /// The minder was killed before.
-fn follow(talk: &Talk, engine: &Engine) -> Result<Option<JobExit>, Closed> {
+fn follow(
+    talk: &Talk,
+    engine: &Engine,
+    mut lease: Option<&mut Lease>,
+    notices: &Notices,
+) -> Result<Option<JobExit>, Closed> {
     let mut suspended = false;
+    let mut next_look = lease.is_some().then(|| Instant::now() + LEASE_LOOK);
     loop {
-        match talk.next(None) {
+        if let Some(lease) = &mut lease
+            && next_look.is_some_and(|at| Instant::now() >= at)
+        {
+            next_look = Some(Instant::now() + LEASE_LOOK);
+            restore(lease, notices);
+        }
+        match talk.next(next_look) {
             Ok(Some(ToSidecar::Reaped(reaped))) => engine.reaped(usage(&reaped)),
             Ok(Some(ToSidecar::Suspended(at))) => {
                 suspended = true;
@@ -282,6 +298,14 @@ fn follow(talk: &Talk, engine: &Engine) -> Result<Option<JobExit>, Closed> {
                 return Err(Closed);
             }
         }
+    }
+}
+
+/// Makes the lease visible again where somebody removed its files.
+fn restore(lease: &mut Lease, notices: &Notices) {
+    // What cannot be made again now is tried again.
+    for uuid in lease.restore().unwrap_or_default() {
+        notices.warn(&format!("{uuid} is held by another process too: the file of this lease was removed"));
     }
 }
 
