@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, StdoutLock, Write as _};
+use std::path::Path;
 
 use crate::cli::args::{Command, CommonArgs, ExportArgs};
 use crate::cli::exit::Exit;
@@ -10,7 +11,7 @@ use crate::cli::{self, EarlyExit, Invocation};
 use crate::selection::flow::{self, CUDA_ORDER_COMMAND};
 use crate::sys::notice::{Notices, Verbosity};
 use crate::sys::stderr::NonBlockingStderr;
-use crate::writers::export::ExportRequest;
+use crate::writers::export::{ExportRequest, STANDARD_OUTPUT};
 use crate::writers::{Layout, WriterError};
 
 mod answer;
@@ -34,7 +35,8 @@ pub fn main(argv: Vec<OsString>) -> u8 {
     flow::this_is_gpurun();
     say_panics_without_waiting();
     if argv.get(1).is_some_and(|word| word == CUDA_ORDER_COMMAND) {
-        return cuda_order::print(&mut io::stdout().lock(), &mut NonBlockingStderr::new()).code();
+        let mut out = io::stdout().lock();
+        return cuda_order::print(&mut out, &mut NonBlockingStderr::new()).code();
     }
     let parsed = cli::parse(argv);
     for line in parsed.iter().flat_map(Invocation::warnings) {
@@ -82,20 +84,21 @@ fn other(command: Command) -> Exit {
             drop(out);
             record::run(&args, &Notices::new(verbosity(&args.common)))
         }
-        Command::Metrics(args) => printed(catalogue::run(&args, &mut out), &notices()),
+        Command::Metrics(args) => {
+            let written = catalogue::run(&args, &mut out);
+            printed(written, &mut out, Exit::Ok, &notices())
+        }
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut cli::help::command(false), "gpurun", &mut script);
-            printed(out.write_all(&script), &notices())
+            printed(out.write_all(&script), &mut out, Exit::Ok, &notices())
         }
         Command::Man(args) => page(cli::man::page(args.command.as_deref()), &mut out),
         Command::Help(args) => page(cli::help::page(&args.command), &mut out),
         Command::Recover(args) => {
-            match recover::recover(&args.paths, &mut out, &mut NonBlockingStderr::new()) {
-                Ok(outcome) if outcome.failed == 0 => Exit::Ok,
-                Ok(_) => Exit::Failed,
-                Err(error) => printed(Err(error), &notices()),
-            }
+            let outcome = recover::recover(&args.paths, &mut out, &mut NonBlockingStderr::new());
+            let exit = if outcome.failed == 0 { Exit::Ok } else { Exit::Failed };
+            printed(outcome.told, &mut out, exit, &notices())
         }
         Command::Export(args) => export_logs(args, &mut out, &notices()),
         Command::Report(args) => {
@@ -113,7 +116,7 @@ fn other(command: Command) -> Exit {
 fn page(page: Result<String, String>, out: &mut dyn io::Write) -> Exit {
     let notices = Notices::new(Verbosity::Normal);
     match page {
-        Ok(page) => printed(writeln!(out, "{}", page.trim_end()), &notices),
+        Ok(page) => printed(writeln!(out, "{}", page.trim_end()), out, Exit::Ok, &notices),
         Err(line) => {
             notices.error(&line);
             Exit::Usage
@@ -132,7 +135,9 @@ fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> 
     match export::export(&request, args.quiet, out, &mut NonBlockingStderr::new()) {
         Ok(exported) if exported.damaged => Exit::Failed,
         Ok(_) => Exit::Ok,
-        Err(WriterError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
+        Err(WriterError::Io { path, source, .. }) if path == Path::new(STANDARD_OUTPUT) => {
+            printed(Err(source), out, Exit::Ok, notices)
+        }
         Err(error) => {
             notices.error(&error.to_string());
             Exit::Failed
@@ -140,11 +145,17 @@ fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> 
     }
 }
 
-/// A reader that closed its end has what it wanted; anything else is a failure.
-fn printed(result: io::Result<()>, notices: &Notices) -> Exit {
-    match result {
-        Ok(()) => Exit::Ok,
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
+/// The one rule for what is printed: a reader that closed its end has what it wanted, and output that was closed from
+/// the start is wanted by nobody; the status is then that of the command. What cannot be written is a failure.
+fn printed(
+    written: io::Result<()>,
+    out: &mut (impl io::Write + ?Sized),
+    exit: Exit,
+    notices: &Notices,
+) -> Exit {
+    match written.and_then(|()| out.flush()) {
+        Ok(()) => exit,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => exit,
         Err(error) => {
             notices.error(&format!("cannot write to standard output: {error}"));
             Exit::Failed

@@ -1,5 +1,6 @@
 //! Choosing GPUs from snapshots, `CUDA_VISIBLE_DEVICES`, leases, waiting. Never reads NVML itself.
 
+pub mod check;
 pub mod choose;
 pub mod directory;
 pub mod explain;

@@ -17,11 +17,15 @@ use crate::selection::holder::Holder;
 use crate::sys::notice::{Notices, Verbosity};
 use crate::sys::{terminal, users};
 
+mod check;
 mod table;
 
 /// Lists the devices as a table, or as JSON for programs.
 pub(super) fn run(args: &DevicesArgs, out: &mut Standard<'_>) -> Exit {
     let verbosity = verbosity(&args.common);
+    if args.check {
+        return check::run(out, &Notices::new(verbosity));
+    }
     let asked = Asked {
         patience: Patience::None,
         failed: Exit::OwnFailure,

@@ -124,14 +124,17 @@ impl LeaseDirectory {
 
     /// Names of the lock files, sorted.
     pub(super) fn names(&self) -> Result<Vec<String>, SelectionError> {
+        let mut names = self.all_names()?;
+        names.retain(|name| name.ends_with(".lock"));
+        Ok(names)
+    }
+
+    /// Names of all files that have text for a name, sorted.
+    pub(super) fn all_names(&self) -> Result<Vec<String>, SelectionError> {
         let read = || -> io::Result<Vec<String>> {
             let mut names = Vec::new();
             for entry in std::fs::read_dir(self.at("."))? {
-                if let Ok(name) = entry?.file_name().into_string()
-                    && name.ends_with(".lock")
-                {
-                    names.push(name);
-                }
+                names.extend(entry?.file_name().into_string().ok());
             }
             names.sort_unstable();
             Ok(names)

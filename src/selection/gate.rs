@@ -10,7 +10,7 @@ use super::holder::{Holder, LockFile};
 use super::lease::fresh_token;
 
 /// The file that is locked.
-const SELECT_LOCK: &str = "select.lock";
+pub(super) const SELECT_LOCK: &str = "select.lock";
 /// How long one holder may keep the lock: it takes as long as a few calls of the driver.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How often to look whether it is still the same holder.

@@ -33,6 +33,9 @@ use crate::model::selection::Hold;
 /// Tells a gpurun inside a job what the outer one holds: a token, then the scopes of its leases.
 pub const LEASES_VARIABLE: &str = "GPURUN_LEASES";
 
+/// How often the holder of a lease looks whether its files are still there.
+pub const HOLDER_LOOK: Duration = Duration::from_secs(2);
+
 /// The bytes that a file name can have, with room for the slot of a sharer.
 const LONGEST_NAME: usize = 255 - "+s9999999".len();
 /// How long a look of another process can keep a lock from us.

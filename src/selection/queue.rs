@@ -149,6 +149,11 @@ impl Drop for Ticket {
     }
 }
 
+/// Whether a file is a ticket, by its name.
+pub(super) fn is_ticket(name: &str) -> bool {
+    number(name).is_some()
+}
+
 /// The number in a ticket's name.
 fn number(name: &str) -> Option<u64> {
     name.strip_prefix(PREFIX)?.split('.').next()?.parse().ok()

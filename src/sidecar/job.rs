@@ -24,7 +24,7 @@ use crate::model::selection::Settings;
 use crate::model::time::Mono;
 use crate::sampling::{ReapedUsage, TreeRoot};
 use crate::selection::flow::Surroundings;
-use crate::selection::lease::Lease;
+use crate::selection::lease::{HOLDER_LOOK, Lease};
 use crate::summary::json::{LeftoverSummary, Summary};
 use crate::summary::start;
 use crate::sys::notice::{Notices, Verbosity};
@@ -41,9 +41,6 @@ pub(super) const LAST_MARKS: Duration = Duration::from_secs(5);
 
 /// How long the minder may take to say what the job left behind; more than the grace that it gives.
 const LEFT_BEHIND: Duration = Duration::from_secs(2);
-
-/// How often to look whether the lease's files are still there.
-const LEASE_LOOK: Duration = Duration::from_secs(2);
 
 /// What the sidecar is to do.
 pub(crate) struct Setup {
@@ -270,12 +267,12 @@ fn follow(
     notices: &Notices,
 ) -> Result<Option<JobExit>, Closed> {
     let mut suspended = false;
-    let mut next_look = lease.is_some().then(|| Instant::now() + LEASE_LOOK);
+    let mut next_look = lease.is_some().then(|| Instant::now() + HOLDER_LOOK);
     loop {
         if let Some(lease) = &mut lease
             && next_look.is_some_and(|at| Instant::now() >= at)
         {
-            next_look = Some(Instant::now() + LEASE_LOOK);
+            next_look = Some(Instant::now() + HOLDER_LOOK);
             restore(lease, notices);
         }
         match talk.next(next_look) {

@@ -1,6 +1,7 @@
 //! One choice from the first look to the lease: looks, takes, or stands in the queue.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::Instant;
 
 use super::observe::Observer;
@@ -19,6 +20,7 @@ use crate::selection::directory::LeaseDirectory;
 use crate::selection::explain;
 use crate::selection::gate::Selecting;
 use crate::selection::holder::Holder;
+use crate::selection::lease::HOLDER_LOOK;
 use crate::selection::visible::{self, Ordinals};
 use crate::sys::notice::Verbosity;
 
@@ -157,6 +159,9 @@ impl Chooser<'_> {
                 return Ok(Some(selecting));
             }
             self.directory = Some(LeaseDirectory::open_or_create(&self.surroundings.lease_directory)?);
+            // Holders take what they hold again before anybody else does.
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            thread::sleep(left.map_or(HOLDER_LOOK * 2, |left| left.min(HOLDER_LOOK * 2)));
         }
         Ok(None)
     }

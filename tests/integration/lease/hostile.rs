@@ -8,11 +8,11 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use super::*;
 
-fn leases(host: &Host) -> PathBuf {
+pub(super) fn leases(host: &Host) -> PathBuf {
     host.path().join("leases")
 }
 
-fn mkfifo(path: &Path) {
+pub(super) fn mkfifo(path: &Path) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
@@ -21,10 +21,10 @@ fn pid(child: &Child) -> Pid {
 }
 
 /// A process that has locked a file, as `flock FILE sleep` does, and ends with this.
-struct Locker(Child);
+pub(super) struct Locker(Child);
 
 impl Locker {
-    fn start(path: &Path) -> Self {
+    pub(super) fn start(path: &Path) -> Self {
         let mut child = Command::new("flock")
             .args(["--no-fork", path.to_str().unwrap(), "sh", "-c", "echo locked; exec sleep 1000"])
             .stdout(Stdio::piped())
@@ -34,6 +34,10 @@ impl Locker {
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "locked\n");
         Self(child)
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.0.id()
     }
 }
 
@@ -250,7 +254,7 @@ fn a_select_lock_that_is_kept_ends_a_wait_at_its_time_and_names_who_keeps_it() {
     let host = idle(1);
     assert!(run(&host, &["-n", "1", "--", "true"]).status.success());
     let locker = Locker::start(&leases(&host).join("select.lock"));
-    let named = format!("select.lock has been locked for 0 s by pid {} of root (sleep 1000)", locker.0.id());
+    let named = format!("select.lock has been locked for 0 s by pid {} of root (sleep 1000)", locker.pid());
     let output = run(&host, &["-n", "1", "--wait", "500ms", "--", "true"]);
     assert_eq!(output.status.code(), Some(124), "{output:?}");
     assert!(said(&output).contains("timed out after 0 s: ") && said(&output).contains(&named), "{output:?}");
@@ -270,7 +274,7 @@ fn a_select_lock_that_one_process_keeps_is_a_temporary_failure() {
     assert_eq!(output.status.code(), Some(75), "{output:?}");
     let text = said(&output);
     assert_eq!(text.lines().count(), 1, "{text}");
-    assert!(text.contains(&format!("s by pid {} of root (sleep 1000): end or", locker.0.id())), "{text}");
+    assert!(text.contains(&format!("s by pid {} of root (sleep 1000): end or", locker.pid())), "{text}");
 }
 
 #[test]
