@@ -10,15 +10,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpurun::model::device::DeviceIdentity;
-use gpurun::model::id::GpuUuid;
-use gpurun::model::metric::{CATALOGUE, MetricId, Scope, Subject};
-use gpurun::model::run::{JobExit, RunEnd, RunInfo};
-use gpurun::model::series::SeriesInfo;
-use gpurun::model::time::{Mono, Wall};
-use gpurun::model::window::{Row, RowKind, Stats, WindowBatch};
-use gpurun::writers::target::Target;
-use gpurun::writers::{self, Layout, WriterSettings};
+use gpurun::internals::{
+    CATALOGUE, DeviceIdentity, GpuUuid, JobExit, Layout, MetricId, Mono, Row, RowKind, RunEnd, RunInfo,
+    Scope, SeriesInfo, Stats, Subject, Target, Wall, WindowBatch, WriterSettings, check,
+};
 
 const GPUS: u32 = 8;
 const METRICS: usize = 30;
@@ -51,7 +46,7 @@ fn one(format: &str) -> io::Result<()> {
     let layout = if format.starts_with("wide") { Layout::Wide } else { Layout::Long };
     // The fan-out never blocks: the bench holds back by itself, or it would measure a queue.
     let settings = WriterSettings { layout, memory_bound: usize::MAX, ..WriterSettings::default() };
-    let (checked, failures) = writers::check(&[target], &settings);
+    let (checked, failures) = check(&[target], &settings);
     assert!(failures.is_empty(), "{failures:?}");
     let (opened, failures) = checked.create();
     if let Some(failure) = failures.first() {

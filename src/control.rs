@@ -19,11 +19,11 @@ mod protocol;
 pub mod reply;
 mod server;
 mod stacks;
+#[cfg(test)]
+mod tests;
 
-pub use answer::ReplyHandle;
 pub use client::{Client, ClientError};
-pub use directory::{FoundSocket, find_sockets};
-pub use limits::Limits;
+pub use directory::find_sockets;
 pub use protocol::PROTOCOL_VERSION;
 pub use server::{ControlEvent, Server, Settings};
 

@@ -18,21 +18,48 @@
 compile_error!("gpurun runs on Linux only: it follows jobs through /proc and signalfd");
 
 pub(crate) mod cli;
-mod collectors;
-pub mod commands;
-pub mod control;
-pub mod link;
-pub mod minder;
-pub mod model;
-pub mod report;
-mod sampling;
-pub mod selection;
-pub mod sidecar;
-pub mod summary;
-pub mod sys;
+pub(crate) mod collectors;
+pub(crate) mod commands;
+pub(crate) mod control;
+pub(crate) mod link;
+pub(crate) mod minder;
+pub(crate) mod model;
+pub(crate) mod report;
+pub(crate) mod sampling;
+pub(crate) mod selection;
+pub(crate) mod sidecar;
+pub(crate) mod summary;
+pub(crate) mod sys;
 #[cfg(test)]
 mod tests;
-pub mod windowing;
-pub mod writers;
+pub(crate) mod windowing;
+pub(crate) mod writers;
 
-pub use sidecar::collector::{Collection, Collector, CollectorError};
+pub use model::window::Stats;
+pub use sidecar::collector::{Builder, Collection, Collector, CollectorError, Ended, Tag, TimedStep};
+pub use summary::json::TargetSummary;
+
+/// What `main.rs` calls.
+#[doc(hidden)]
+pub mod program {
+    pub use crate::commands::main;
+    pub use crate::sys::inherited::inherited;
+}
+
+/// What this repository's tests and benchmark of the log files use; no part of the API.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::model::device::DeviceIdentity;
+    pub use crate::model::id::{GpuUuid, ProcessKey};
+    pub use crate::model::metric::{CATALOGUE, MetricId, Scope, Subject};
+    pub use crate::model::run::{JobExit, RunEnd, RunInfo};
+    pub use crate::model::series::{ProcessIdentity, SeriesInfo};
+    pub use crate::model::time::{Mono, Wall};
+    pub use crate::model::window::{Row, RowKind, Stats, WindowBatch};
+    pub use crate::writers::read::{ReadRow, rows};
+    pub use crate::writers::schema::files as schema_files;
+    pub use crate::writers::target::Target;
+    pub use crate::writers::{
+        Layout, Mode, Opened, Recovered, TargetFailure, WriterReport, WriterSettings, check, recover,
+    };
+}

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    ExitCode::from(gpurun::commands::main(std::env::args_os().collect()))
+    ExitCode::from(gpurun::program::main(std::env::args_os().collect()))
 }
 
 /// Rust's runtime ignores SIGPIPE and opens `/dev/null` on closed descriptors before `main`; the job must get neither, so
@@ -12,7 +12,7 @@ fn main() -> ExitCode {
 #[unsafe(link_section = ".init_array")]
 static LOOK_BEFORE_THE_RUNTIME: extern "C" fn() = {
     extern "C" fn look() {
-        gpurun::sys::inherited::inherited();
+        gpurun::program::inherited();
     }
     look
 };

@@ -11,6 +11,8 @@ mod html;
 mod part;
 mod spans;
 mod steps;
+#[cfg(test)]
+mod tests;
 mod text;
 mod words;
 

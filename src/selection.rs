@@ -10,6 +10,8 @@ pub mod holder;
 pub mod lease;
 mod publish;
 pub mod queue;
+#[cfg(test)]
+mod tests;
 pub mod visible;
 
 use std::path::PathBuf;

@@ -1,3 +1,4 @@
 //! Tests that span rooms.
 
 mod allocation;
+mod ranks;

@@ -38,12 +38,11 @@ use thiserror::Error;
 pub(crate) use csv_file::recover as recover_csv;
 pub(crate) use decode::is_decoding;
 pub use fanout::FanOut;
-pub use journal_reader::Damage;
 pub use metadata::Metadata;
 pub use open::{Checked, Opened, TargetFailure, check};
 pub use parquet_target::{Recovered, recover};
 pub(crate) use target::{journal_path, target_of_journal};
-pub use writer_report::{WriterNotices, WriterReport};
+pub use writer_report::WriterReport;
 
 use crate::model::window::WindowBatch;
 

@@ -2,6 +2,8 @@
 
     pip install lightning transformers accelerate keras jax
     cd python && python -m unittest tests.test_frameworks
+
+``tests/frameworks`` installs what can be had of them and runs these tests, and others through the real gpurun.
 """
 
 import importlib.util

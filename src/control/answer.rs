@@ -80,11 +80,6 @@ impl ReplyHandle {
         self.answer(Ok(json));
     }
 
-    /// Says why there is no answer, in one sentence.
-    pub fn refuse(mut self, reason: impl Into<String>) {
-        self.answer(Err(reason.into()));
-    }
-
     fn answer(&mut self, outcome: Result<Value, String>) {
         if !std::mem::replace(&mut self.answered, true) {
             self.answers.put(Answer { connection: self.connection, id: self.id.take(), outcome });

@@ -155,6 +155,7 @@ impl Server {
     }
 
     /// What was lost so far.
+    #[cfg(test)]
     pub fn losses(&self) -> Losses {
         self.shared.losses.read()
     }

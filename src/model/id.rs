@@ -21,11 +21,6 @@ impl GpuUuid {
         &self.0
     }
 
-    /// Whether this names a MIG slice rather than a physical GPU.
-    pub fn is_mig(&self) -> bool {
-        self.0.starts_with("MIG-")
-    }
-
     /// The first eight hexadecimal digits with the prefix, for one-line messages.
     pub fn short(&self) -> &str {
         let digits = self.0.find('-').map_or(0, |dash| dash + 1);
@@ -74,6 +69,5 @@ mod tests {
         assert_eq!(gpu.short(), "GPU-12345678");
         assert_eq!(GpuUuid::new("GPU-12").short(), "GPU-12");
         assert_eq!(GpuUuid::new("odd").short(), "odd");
-        assert!(GpuUuid::new("MIG-12345678-aaaa").is_mig());
     }
 }

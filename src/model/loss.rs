@@ -108,6 +108,7 @@ impl Losses {
     }
 
     /// How much was lost for this reason.
+    #[cfg(test)]
     pub fn get(&self, loss: Loss) -> u64 {
         self.0[loss as usize]
     }

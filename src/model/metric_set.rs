@@ -1,6 +1,6 @@
 //! Which metrics of the catalogue are meant: one bit each.
 
-use super::metric::{CATALOGUE, MetricId, Scope};
+use super::metric::{MetricId, Scope};
 
 /// A set of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,19 +37,6 @@ impl MetricSet {
         }
     }
 
-    /// Adds or removes every metric that answers to `word` (a name, a group, or `scope.name`);
-    /// the number of metrics it meant, 0 for an unknown word.
-    pub fn apply(&mut self, word: &str, on: bool) -> usize {
-        let mut meant = 0;
-        for (metric, id) in CATALOGUE.iter().zip(MetricId::ALL) {
-            if metric.answers_to(word) {
-                self.set(*id, on);
-                meant += 1;
-            }
-        }
-        meant
-    }
-
     /// What is in both.
     pub fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
@@ -82,13 +69,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_add_and_remove() {
-        let mut set = MetricSet::default();
+    fn some_metrics_must_be_asked_for() {
+        let set = MetricSet::default();
         assert!(set.has(MetricId::GpuFanSpeed) && !set.has(MetricId::JobMemoryPss));
-        assert_eq!(set.apply("pss", true), 1);
-        assert_eq!(set.apply("fan", false), 1);
-        assert_eq!(set.apply("no_such_metric", true), 0);
-        assert!(!set.has(MetricId::GpuFanSpeed) && set.has(MetricId::JobMemoryPss));
         assert_eq!(MetricSet::NONE.of_scope(Scope::Host).count(), 0);
     }
 

@@ -21,8 +21,6 @@ pub enum Reason {
     TimedOut,
     /// The driver was reloaded or is not running.
     DriverGone,
-    /// The first value of a rate: there is nothing to compare it with yet.
-    FirstValue,
     /// The value was outside what is possible and was dropped.
     Implausible,
     /// NVML speaks of processes of another PID namespace.
@@ -49,7 +47,6 @@ impl fmt::Display for Reason {
             Reason::ProcessGone => "the process is gone",
             Reason::TimedOut => "no answer in time",
             Reason::DriverGone => "the driver is not running",
-            Reason::FirstValue => "no earlier value to compare with",
             Reason::Implausible => "an impossible value",
             Reason::OtherPidNamespace => "the process ids are of another PID namespace",
             Reason::Other(text) => text,

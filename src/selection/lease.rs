@@ -301,11 +301,6 @@ impl Lease {
         }
     }
 
-    /// The devices held.
-    pub fn uuids(&self) -> impl Iterator<Item = &GpuUuid> {
-        self.parts.iter().map(|part| &part.uuid)
-    }
-
     /// The value of [`LEASES_VARIABLE`] for the job.
     pub fn variable(&self) -> String {
         let scopes: Vec<&str> = self.parts.iter().map(|part| part.scope.as_str()).collect();

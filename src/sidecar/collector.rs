@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::cli::logging::{Logging, LoggingArgs, ProcessesArg};
 use crate::control::ControlEvent;
@@ -19,11 +19,10 @@ use crate::model::time::{Mono, Wall};
 use crate::model::window::{Row, RowKind, Stats, WindowBatch};
 use crate::sampling::TreeRoot;
 use crate::selection::flow::Surroundings;
-use crate::summary::json::Summary;
+use crate::summary::json::{Summary, TargetSummary};
 use crate::sys::clock;
 use crate::sys::notice::{Notices, Verbosity};
 use crate::windowing::Fold;
-use crate::writers::WriterReport;
 
 use super::engine::{Engine, EngineEnd, EngineSettings, Inbox, ToEngine};
 use super::watched::Watched;
@@ -80,18 +79,22 @@ pub struct Collection {
     pub tag: String,
     /// Length of the span in seconds.
     pub duration_s: f64,
-    /// Wall-clock end of the span, microseconds since the Unix epoch.
-    pub time: Wall,
-    /// The series with their statistics.
-    pub rows: Vec<Row>,
+    /// Wall-clock end of the span.
+    pub time: SystemTime,
+    rows: Vec<Row>,
 }
 
 impl Collection {
+    fn new(tag: &str, duration_s: f64, time: Wall, rows: Vec<Row>) -> Self {
+        let since_epoch = Duration::from_micros(u64::try_from(time.0).unwrap_or(0));
+        Self { tag: tag.to_owned(), duration_s, time: UNIX_EPOCH + since_epoch, rows }
+    }
+
     /// The known statistics by nvitop's keys: `<tag>/<scope>/<metric (unit)>/<mean|min|max|last>`, with
     /// `<tag>/duration (s)` and `<tag>/timestamp` (seconds since the Unix epoch).
     ///
-    /// What is unknown has no key. How many reads a value stands on, and how many failed, is in
-    /// [`Collection::rows`].
+    /// What is unknown has no key. How many reads a value stands on, and how many failed, is in the
+    /// [`Stats`] of [`Collection::series`].
     pub fn to_map(&self) -> BTreeMap<String, f64> {
         let mut map = BTreeMap::new();
         for row in &self.rows {
@@ -103,8 +106,14 @@ impl Collection {
             }
         }
         map.insert(format!("{}/duration (s)", self.tag), self.duration_s);
-        map.insert(format!("{}/timestamp", self.tag), self.time.0 as f64 / 1e6);
+        let since_epoch = self.time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        map.insert(format!("{}/timestamp", self.tag), since_epoch.as_micros() as f64 / 1e6);
         map
+    }
+
+    /// All series: key without tag and statistic, as `cuda:0 (gpu:3)/gpu_utilization (%)`, and statistics.
+    pub fn series(&self) -> impl Iterator<Item = (String, Stats)> {
+        self.rows.iter().map(|row| (row.series.key(), row.stats))
     }
 
     /// The statistics of one series by its key without tag and statistic, as
@@ -305,12 +314,7 @@ impl CallbackThread {
             if batch.kind != RowKind::Window || *batch.tag != *root {
                 return;
             }
-            let collection = Collection {
-                tag: batch.tag.to_string(),
-                duration_s: batch.window_s,
-                time: batch.time,
-                rows: batch.rows.clone(),
-            };
+            let collection = Collection::new(&batch.tag, batch.window_s, batch.time, batch.rows.clone());
             if let Err(TrySendError::Full(_)) = windows.try_send(collection) {
                 dropped.fetch_add(1, Ordering::Relaxed);
             }
@@ -370,10 +374,10 @@ impl Marks {
 pub struct Ended {
     /// Length of the run in seconds.
     pub duration_s: f64,
-    /// Totals of the run, as `gpurun --summary` writes them.
-    pub summary: Summary,
+    /// Totals of the run as JSON, as `gpurun --summary` writes them; `schemas/summary.v1.json` describes it.
+    pub summary: String,
     /// What each log got.
-    pub logs: Vec<WriterReport>,
+    pub logs: Vec<TargetSummary>,
     /// Windows that a slow callback never saw.
     pub dropped_windows: u64,
 }
@@ -386,7 +390,7 @@ pub struct Ended {
 /// and that of the callback.
 ///
 /// ```
-/// use std::time::Duration;
+/// use std::time::{Duration, SystemTime, UNIX_EPOCH};
 ///
 /// let collector = gpurun::Collector::builder()
 ///     .interval(Duration::from_millis(50))
@@ -506,12 +510,7 @@ impl Collector {
         let collected = answer.recv_timeout(COLLECT_PATIENCE).map_err(|error| match error {
             RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected => CollectorError::TimedOut,
         })?;
-        Ok(Collection {
-            tag: collected.tag.to_string(),
-            duration_s: collected.duration_s,
-            time: clock::wall(),
-            rows: collected.rows,
-        })
+        Ok(Collection::new(&collected.tag, collected.duration_s, clock::wall(), collected.rows))
     }
 
     /// Ends the open tags, takes the last sample, writes the last window, joins the threads.
@@ -533,8 +532,10 @@ impl Collector {
             None => 0,
         };
         let EngineEnd { totals, run, end, reports } = end?;
-        let summary = Summary::new(&run, &end, &totals, targets::summaries(&reports), Vec::new());
-        Some(Ended { duration_s: end.duration_s, summary, logs: reports, dropped_windows })
+        let logs = targets::summaries(&reports);
+        let summary = Summary::new(&run, &end, &totals, logs.clone(), Vec::new());
+        let summary = serde_json::to_string(&summary).unwrap_or_default();
+        Some(Ended { duration_s: end.duration_s, summary, logs, dropped_windows })
     }
 }
 

@@ -21,6 +21,7 @@ use crate::model::reading::Reading;
 use crate::model::reading::Reason;
 use crate::model::run::{JobExit, RunEnd, RunInfo};
 use crate::model::sample::Sample;
+use crate::model::series::SeriesInfo;
 use crate::model::time::Mono;
 use crate::model::window::{RowKind, WindowBatch};
 use crate::sampling::gpu::{GpuNews, GpuReader, GpuSettings};
@@ -488,8 +489,9 @@ impl Running {
         self.advance();
     }
 
-    /// The first values of the GPUs are those of now, not of the next deadline. Nothing else counts: totals
-    /// read a moment after the first ones would make any rate of the steps in which they are kept.
+    /// The first values of the GPUs are those of now, not of the next deadline, and so is what is not read every time.
+    /// Nothing else counts: totals read a moment after the first ones would make any rate of the steps in which they are
+    /// kept.
     fn first_of_devices(&mut self) {
         let now = clock::monotonic();
         if let Some(gpu) = &mut self.gpu {
@@ -497,12 +499,13 @@ impl Running {
         }
         self.read(now, Due::unscheduled());
         let Some(sampler) = &self.sampler else { return };
-        let series = sampler.initial_series();
-        let of_device: HashSet<SeriesId> =
-            series.into_iter().filter(|(_, info)| info.device.is_some()).map(|(id, _)| id).collect();
-        let counts = |(id, reading): &(SeriesId, Reading)| {
-            of_device.contains(id) || matches!(reading, Reading::Peak(_))
+        let is_first = |info: &SeriesInfo| {
+            info.device.is_some() || matches!(info.metric, MetricId::JobGpuMemory | MetricId::JobMemoryPss)
         };
+        let series = sampler.initial_series().into_iter();
+        let first: HashSet<SeriesId> = series.filter(|(_, info)| is_first(info)).map(|(id, _)| id).collect();
+        let counts =
+            |(id, reading): &(SeriesId, Reading)| first.contains(id) || matches!(reading, Reading::Peak(_));
         self.sample.readings.retain(counts);
         self.fold.sample(&self.sample);
         self.say_news();

@@ -8,8 +8,8 @@ use crate::model::signal;
 
 use super::facts::facts;
 use super::json::{
-    DroppedSummary, ExitSummary, Figures, GpuSummary, HostSummary, JobSummary, LeftoverSummary, NullSummary,
-    OwnSummary, Summary, TargetSummary,
+    DroppedSummary, ExitSummary, Figures, GpuSummary, HostSummary, JobSummary, LeftoverSummary,
+    NotFiniteSummary, NullSummary, OwnSummary, Summary, TargetSummary,
 };
 use super::totals::{SeriesTotal, Totals};
 
@@ -82,6 +82,7 @@ impl Summary {
             targets,
             leftovers,
             nulls: nulls(totals),
+            not_finite: not_finite(totals),
             dropped: Vec::new(),
             facts: Vec::new(),
         };
@@ -129,6 +130,16 @@ fn nulls(totals: &Totals) -> Vec<NullSummary> {
             }
         })
         .collect()
+}
+
+fn not_finite(totals: &Totals) -> Vec<NotFiniteSummary> {
+    let scalars = totals.not_finite().map(|(total, step)| NotFiniteSummary {
+        name: total.series.label.as_deref().unwrap_or_default().to_owned(),
+        count: total.missing,
+        values: total.samples + total.missing,
+        step,
+    });
+    scalars.collect()
 }
 
 fn gpu(totals: &Totals, device: &DeviceIdentity) -> GpuSummary {

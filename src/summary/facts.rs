@@ -59,6 +59,7 @@ pub fn facts(summary: &Summary, seconds: f64, held: bool) -> Vec<String> {
     if let Some(max) = summary.host_totals.memory_percent.max.filter(|max| *max >= 95.0) {
         facts.push(format!("memory of the host was nearly full: {max:.1} %"));
     }
+    facts.extend(diverged(summary));
     for left in &summary.leftovers {
         if let Some(mib) = left.gpu_memory_mib.filter(|mib| *mib > 0.0) {
             facts.push(format!(
@@ -68,4 +69,23 @@ pub fn facts(summary: &Summary, seconds: f64, held: bool) -> Vec<String> {
         }
     }
     facts
+}
+
+/// Scalars of the job that were not finite: most likely its training diverged.
+fn diverged(summary: &Summary) -> Option<String> {
+    /// Where one norm is not finite, those of all layers are.
+    const NAMED: usize = 3;
+    let scalars = &summary.not_finite;
+    let mut named: Vec<String> = scalars
+        .iter()
+        .take(NAMED)
+        .map(|scalar| {
+            let first = scalar.step.map(|step| format!(", the first by step {step}")).unwrap_or_default();
+            format!("{} {} of {} times{first}", scalar.name, scalar.count, scalar.values)
+        })
+        .collect();
+    if scalars.len() > NAMED {
+        named.push(format!("{} more", scalars.len() - NAMED));
+    }
+    (!named.is_empty()).then(|| format!("scalars of the job were NaN or infinite: {}", named.join("; ")))
 }

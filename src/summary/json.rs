@@ -41,10 +41,25 @@ pub struct Summary {
     pub leftovers: Vec<LeftoverSummary>,
     /// Series of host, GPUs, job and gpurun that were null at some time or always, with the reason.
     pub nulls: Vec<NullSummary>,
+    /// Scalars of the job that were not finite at times.
+    pub not_finite: Vec<NotFiniteSummary>,
     /// What the job said and gpurun did not record.
     pub dropped: Vec<DroppedSummary>,
     /// Facts worth knowing, in words.
     pub facts: Vec<String>,
+}
+
+/// A scalar of the job that was NaN or infinite at times.
+#[derive(Clone, Debug, Serialize)]
+pub struct NotFiniteSummary {
+    /// Its name.
+    pub name: String,
+    /// Values that were not finite.
+    pub count: u64,
+    /// All values.
+    pub values: u64,
+    /// Training step of the first row with such a value; null where the job logs without steps.
+    pub step: Option<i64>,
 }
 
 /// Messages of the job that were not recorded for one reason.

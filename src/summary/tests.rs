@@ -15,7 +15,7 @@ use crate::model::time::{Mono, Wall};
 use crate::model::window::{Row, RowKind, Stats, WindowBatch};
 
 use super::Totals;
-use super::json::{LeftoverSummary, Summary, TargetSummary};
+use super::json::{LeftoverSummary, NotFiniteSummary, Summary, TargetSummary};
 use super::text;
 
 fn device() -> Arc<DeviceIdentity> {
@@ -117,6 +117,12 @@ fn full() -> Summary {
     let mut losses = Losses::default();
     losses.add(Loss::ScalarNames, 476);
     summary.add_losses(&losses);
+    summary.not_finite.push(NotFiniteSummary {
+        name: "loss".to_owned(),
+        count: 2,
+        values: 9,
+        step: Some(100),
+    });
     summary
 }
 
@@ -214,6 +220,38 @@ fn facts_are_told_when_they_hold_and_only_then() {
     for (windows, facts) in cases {
         assert_eq!(summary(&windows).facts, facts, "{windows:?}");
     }
+}
+
+#[test]
+fn scalars_that_are_not_finite_are_told_with_their_first_step() {
+    let scalar = |name: &str, samples, missing| {
+        let mut row = row(MetricId::UserValue, None, None, 0.0);
+        let mut series = (*row.series).clone();
+        series.label = Some(name.into());
+        row.series = Arc::new(series);
+        (row.stats.samples, row.stats.missing) = (samples, missing);
+        row
+    };
+    let step = |step, missing| WindowBatch {
+        kind: RowKind::Step,
+        step: Some(step),
+        ..window(1.0, vec![scalar("loss", 50 - missing, missing), scalar("lr", 50, 0)])
+    };
+    let mut windows =
+        vec![window(10.0, vec![scalar("loss", 90, 60), scalar("lr", 150, 0), scalar("a", 0, 1)])];
+    assert_eq!(
+        summary(&windows).facts,
+        ["scalars of the job were NaN or infinite: loss 60 of 150 times; a 1 of 1 times"]
+    );
+    windows.extend([step(50, 0), step(100, 10), step(150, 50)]);
+    let told = summary(&windows);
+    assert_eq!(
+        told.facts,
+        [
+            "scalars of the job were NaN or infinite: loss 60 of 150 times, the first by step 100; a 1 of 1 times"
+        ]
+    );
+    assert_eq!((told.not_finite[0].count, told.not_finite[1].step), (60, None));
 }
 
 #[test]

@@ -97,6 +97,8 @@ pub struct Totals {
     pub seconds: f64,
     /// Seconds in which each GPU was idle, where its utilisation is known.
     idle_s: HashMap<GpuUuid, f64>,
+    /// Training step of the first row in which each scalar of the job was not finite.
+    not_finite_from: HashMap<Arc<str>, i64>,
     /// Seconds in which a GPU waited (mean below 50 %) while the host's CPUs were over 90 % busy.
     starved_s: HashMap<GpuUuid, f64>,
     unreadable: Vec<Unreadable>,
@@ -122,6 +124,7 @@ impl Totals {
             seconds: 0.0,
             idle_s: HashMap::new(),
             starved_s: HashMap::new(),
+            not_finite_from: HashMap::new(),
             unreadable: Vec::new(),
         }
     }
@@ -152,8 +155,11 @@ impl Totals {
             .map(|entry| entry.reason.as_str())
     }
 
-    /// Adds a window; batches of tags and steps are views of the same time and add nothing.
+    /// Adds a window; batches of tags and steps are views of the same time and add no time and no value.
     pub fn add(&mut self, batch: &WindowBatch) {
+        if let Some(step) = batch.step {
+            self.add_not_finite(step, &batch.rows);
+        }
         if batch.kind != RowKind::Window {
             return;
         }
@@ -213,6 +219,25 @@ impl Totals {
                 *self.starved_s.entry(device.uuid.clone()).or_default() += batch.window_s;
             }
         }
+    }
+
+    /// Notes the first step at which a scalar of the job was not finite: nothing else of it is ever missing.
+    fn add_not_finite(&mut self, step: i64, rows: &[Row]) {
+        for row in rows.iter().filter(|row| row.series.scope() == Scope::User && row.stats.missing > 0) {
+            if let Some(name) = &row.series.label {
+                self.not_finite_from.entry(Arc::clone(name)).or_insert(step);
+            }
+        }
+    }
+
+    /// The scalars of the job that were not finite at times, with the training step of the first row of those.
+    pub fn not_finite(&self) -> impl Iterator<Item = (&SeriesTotal, Option<i64>)> {
+        let scalars =
+            self.series.iter().filter(|total| total.series.scope() == Scope::User && total.missing > 0);
+        scalars.map(|total| {
+            let name = total.series.label.as_ref();
+            (total, name.and_then(|name| self.not_finite_from.get(name)).copied())
+        })
     }
 
     fn of(&self, key: &Key) -> Option<&SeriesTotal> {

@@ -196,6 +196,15 @@ fn rooms_import_only_what_the_table_allows() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// The public API is what `lib.rs` names one by one.
+#[test]
+fn no_room_is_public() {
+    let text = std::fs::read_to_string(source_root().join("lib.rs")).unwrap();
+    let public: Vec<_> = text.lines().filter(|line| line.starts_with("pub mod ")).collect();
+    assert_eq!(public, ["pub mod program {", "pub mod internals {"]);
+    assert_eq!(text.matches("#[doc(hidden)]\npub mod ").count(), public.len());
+}
+
 #[test]
 fn every_file_says_what_it_owns() {
     for (path, text) in sources() {

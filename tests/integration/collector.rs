@@ -206,7 +206,7 @@ fn dropping_it_ends_tags_writes_the_log_and_joins_the_threads() {
 #[test]
 fn wrong_settings_are_told_before_anything_starts() {
     on_stage("wrong_settings_are_told_before_anything_starts", |directory| {
-        let wrong = |builder: gpurun::sidecar::collector::Builder| builder.start().unwrap_err().to_string();
+        let wrong = |builder: gpurun::Builder| builder.start().unwrap_err().to_string();
         let interval = wrong(Collector::builder().interval(Duration::from_millis(1)));
         assert!(interval.starts_with("interval 1ms: must be at least 10ms"), "{interval}");
         assert!(wrong(Collector::builder().metrics(["+warp"])).contains("\"warp\""));

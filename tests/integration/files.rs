@@ -7,16 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpurun::model::device::DeviceIdentity;
-use gpurun::model::id::{GpuUuid, ProcessKey};
-use gpurun::model::metric::MetricId;
-use gpurun::model::run::{JobExit, RunEnd, RunInfo};
-use gpurun::model::series::{ProcessIdentity, SeriesInfo};
-use gpurun::model::time::{Mono, Wall};
-use gpurun::model::window::{Row, RowKind, Stats, WindowBatch};
-use gpurun::writers::read::ReadRow;
-use gpurun::writers::target::Target;
-use gpurun::writers::{self, Layout, Mode, Opened, TargetFailure, WriterReport, WriterSettings};
+use gpurun::internals::{
+    self, DeviceIdentity, GpuUuid, JobExit, Layout, MetricId, Mode, Mono, Opened, ProcessIdentity,
+    ProcessKey, ReadRow, Row, RowKind, RunEnd, RunInfo, SeriesInfo, Stats, Target, TargetFailure, Wall,
+    WindowBatch, WriterReport, WriterSettings,
+};
 use proptest::test_runner::Config as ProptestConfig;
 
 use crate::support;
@@ -162,7 +157,7 @@ pub(crate) fn run_end() -> RunEnd {
 
 /// Checks and makes the targets; gives those that failed as well.
 pub(crate) fn open(targets: &[Target], settings: &WriterSettings) -> (Opened, Vec<TargetFailure>) {
-    let (checked, mut failures) = writers::check(targets, settings);
+    let (checked, mut failures) = internals::check(targets, settings);
     let (opened, failed) = checked.create();
     failures.extend(failed);
     (opened, failures)
@@ -293,7 +288,7 @@ fn a_deleted_log_directory_is_made_again_with_all_rows() {
 
 /// Every row of a log, and what was left out of it.
 pub(crate) fn read(path: &Path) -> (Vec<ReadRow>, Option<String>) {
-    let mut log = writers::read::rows(path).unwrap();
+    let mut log = internals::rows(path).unwrap();
     let rows: Vec<_> = log.by_ref().collect::<Result<_, _>>().unwrap();
     (rows, log.dropped().map(str::to_owned))
 }
@@ -359,7 +354,7 @@ fn appending_to_parquet_keeps_both_runs() {
     assert_clean(&write(&["m.parquet"], dir.path(), &settings(Mode::CreateNew), &run, [window(&run, 1)]));
     let later = Arc::new(RunInfo { run: "second".into(), start: Wall(START + 1), ..(*run).clone() });
     assert_clean(&write(&["m.parquet"], dir.path(), &settings(Mode::Append), &later, [window(&later, 2)]));
-    let log = writers::read::rows(&dir.path().join("m.parquet")).unwrap();
+    let log = internals::rows(&dir.path().join("m.parquet")).unwrap();
     let runs: serde_json::Value = serde_json::from_str(&log.metadata()["gpurun.runs"]).unwrap();
     assert_eq!(runs[0]["run"], "20260921T141320Z-node1-42");
     assert_eq!(runs[1]["run"], "second");
@@ -408,7 +403,7 @@ fn recover(dir: &Path, paths: &[&str]) -> std::process::Output {
 #[test]
 fn schemas_are_what_the_code_writes() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("schemas");
-    for file in writers::schema::files() {
+    for file in internals::schema_files() {
         let path = dir.join(&file.name);
         if std::env::var_os("GPURUN_UPDATE_SCHEMAS").is_some() {
             fs::write(&path, &file.text).unwrap();

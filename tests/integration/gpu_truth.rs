@@ -159,6 +159,38 @@ process = [{ pid_file = "DIR/on-1" }]
 }
 
 #[test]
+fn what_is_not_read_every_time_is_in_the_first_window_too() {
+    let place = Place::new(
+        r#"
+[[gpu]]
+memory_total = 10000
+process = [{ pid_file = "DIR/on-0" }]
+
+[[gpu]]
+memory_total = 10000
+process = [{ pid_file = "DIR/on-0" }]
+"#,
+    );
+    let options = ["--metrics", "+pss", "--interval", "100ms", "--window", "300ms", "--log", "x.csv"];
+    let mut run = start(&place, &options, &waiting_job("ready"));
+    place.write("on-0", &format!("{} 300 5\n", pid_in(&place, "ready")));
+    until("the job's memory", || {
+        place.csv("x.csv").of("job/gpu_memory gpu=").last().filter(|row| row.is_steady_at(600.0)).map(|_| ())
+    });
+    assert!(run.end().success(), "{}", run.stderr());
+    let rows = place.csv("x.csv");
+    let windows = rows.of("job/processes").len();
+    for series in ["job/memory_pss", "job/gpu_memory gpu=", "job/gpu_memory gpu=0", "job/gpu_memory gpu=1"] {
+        let of = rows.of(series);
+        assert_eq!(of.len(), windows, "{series}: a row from the first window on");
+        assert!(of.iter().all(|row| row.get("mean").is_some()), "{series}: {:?}", of[0].get("mean"));
+    }
+    let pss = rows.of("job/memory_pss").iter().map(|row| row.number("max")).fold(0.0, f64::max);
+    let rss = rows.of("job/memory_rss").iter().map(|row| row.number("max")).fold(0.0, f64::max);
+    assert!(pss > 0.05 && pss <= rss, "{pss} of {rss} MiB");
+}
+
+#[test]
 fn process_memory_that_the_driver_does_not_tell_is_null() {
     // WSL, and every WDDM card: processes are listed, their memory is not available.
     let place = Place::new(

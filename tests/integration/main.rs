@@ -5,7 +5,6 @@
 mod architecture;
 mod cli;
 mod collector;
-mod control;
 mod docs;
 mod fake_driver;
 mod faults;

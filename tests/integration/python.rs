@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
+mod frameworks;
 mod marks;
 mod rows;
 
@@ -12,7 +13,6 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use fake_nvml::{Gpu, Installed, Level, Scenario, Signal};
-use gpurun::model::rank::{self, RANK_VARIABLES};
 use serde_json::Value;
 
 use crate::main_job::Csv;
@@ -52,7 +52,8 @@ fn environment(command: &mut Command, dir: &Path) {
         .env("PYTHONPATH", repository().join("python"))
         .env("GPURUN_LEASE_DIR", dir.join("leases"))
         .env_remove("CUDA_VISIBLE_DEVICES");
-    for variable in RANK_VARIABLES.into_iter().chain(["GPURUN_SOCKET"]) {
+    let ranks = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK"];
+    for variable in ranks.into_iter().chain(["GPURUN_SOCKET"]) {
         command.env_remove(variable);
     }
 }
@@ -350,52 +351,4 @@ fn pip_install_brings_the_binary_and_the_module() {
     assert_eq!(String::from_utf8_lossy(&said.stdout), format!("{} True\n", env!("CARGO_PKG_VERSION")));
     let listed = succeed(Command::new(venv.join("bin/pip")).args(["show", "gpurun-sidecar"]));
     assert!(String::from_utf8_lossy(&listed.stdout).contains("Name: gpurun-sidecar"));
-}
-
-/// A Python that has the packages which `python/tests/test_frameworks.py` names.
-fn frameworks_python() -> String {
-    std::env::var("GPURUN_FRAMEWORKS_PYTHON").expect("GPURUN_FRAMEWORKS_PYTHON names a Python")
-}
-
-#[test]
-#[ignore = "needs lightning, transformers and keras, gigabytes: set GPURUN_FRAMEWORKS_PYTHON; --run-ignored all"]
-fn the_callbacks_work_in_the_real_trainers() {
-    let mut command = Command::new(frameworks_python());
-    command.args(["-m", "unittest", "tests.test_frameworks"]).env("PYTHONDONTWRITEBYTECODE", "1");
-    let output = succeed(command.current_dir(repository().join("python")).env_remove("GPURUN_SOCKET"));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("Ran 3 tests") && said.trim_end().ends_with("OK"), "none may be skipped: {said}");
-}
-
-/// The real Lightning `Trainer`, on the CPU, through the real gpurun.
-#[test]
-#[ignore = "needs lightning and torch, gigabytes: set GPURUN_FRAMEWORKS_PYTHON; run with --run-ignored all"]
-fn the_real_lightning_trainer_takes_the_drop_in() {
-    let python = frameworks_python();
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path();
-    let example = repository().join("examples/lightning_mnist_like.py");
-    let job =
-        [python.as_str(), example.to_str().unwrap(), "--accelerator", "cpu", "--every", "5", "--out", "logs"];
-    let output = succeed(&mut gpurun(dir, None, &["--every-n-steps", "16", "--log", "x.csv"], &job));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(said.matches("uses no GPU").count(), 1, "{said}");
-
-    // 3 epochs of 32 batches; the trainer's own log has a time for every fifth step.
-    let logged = Csv::read(&dir.join("logs/lightning_logs/version_0/metrics.csv"));
-    let times = |column: &str| logged.select(&[], column).iter().filter(|value| !value.is_empty()).count();
-    assert_eq!(times("batch_time/intra_step (ms)"), 96 / 5);
-    // Of the logged batches, the 65th is the first of an epoch.
-    assert_eq!(times("batch_time/inter_step (ms)"), 96 / 5 - 1);
-
-    let csv = Csv::read(&dir.join("x.csv"));
-    let steps = csv.select(&[("kind", "step"), ("metric", "intra_step")], "step");
-    assert_eq!(steps, ["16", "32", "48", "64", "80", "96"]);
-    let inter = csv.numbers(&[("kind", "step"), ("metric", "inter_step")], "samples");
-    // None across epochs: steps 1, 33 and 65 have no time before them.
-    assert_eq!(inter, [15.0, 16.0, 15.0, 16.0, 15.0, 16.0]);
-    let tags: BTreeSet<String> = csv.select(&[("kind", "tag")], "tag").into_iter().collect();
-    for tag in ["run/train", "run/train/validate", "run/sanity_check"] {
-        assert!(tags.contains(tag), "{tag} is not in {tags:?}");
-    }
 }

@@ -8,9 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use gpurun::model::window::WindowBatch;
-use gpurun::writers::read::ReadRow;
-use gpurun::writers::{self, Layout, WriterSettings};
+use gpurun::internals::{Layout, ReadRow, RunInfo, WindowBatch, WriterSettings};
 
 use crate::files::{open, parse, read, run_end, run_info, steps, tag_span, wait_until, window, write};
 use crate::support;
@@ -83,7 +81,7 @@ fn expected(batches: &[WindowBatch]) -> String {
     out
 }
 
-fn three_kinds(run: &gpurun::model::run::RunInfo) -> Vec<WindowBatch> {
+fn three_kinds(run: &RunInfo) -> Vec<WindowBatch> {
     (1..=12).flat_map(|n| [window(run, n), tag_span(run, n), steps(run, n)]).collect()
 }
 
@@ -120,7 +118,7 @@ fn a_log_that_another_program_wrote_again_reads_the_same() {
     assert_eq!(files.len(), 19, "{files:?}");
     let mut failed = Vec::new();
     for path in files {
-        let rows = writers::read::rows(&path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        let rows = gpurun::internals::rows(&path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
         match rows {
             Ok(mut rows) => {
                 with_blanks(&mut rows);
@@ -173,7 +171,7 @@ fn pyarrow_reads_a_journal_while_it_grows_and_when_it_is_torn() {
         fan_out.send(Arc::new(window(&run, n)));
     }
     wait_until(|| {
-        writers::read::rows(&journal).is_ok_and(|log| log.filter(Result::is_ok).count() == 10 * rows)
+        gpurun::internals::rows(&journal).is_ok_and(|log| log.filter(Result::is_ok).count() == 10 * rows)
     });
     check(&["journal", "m.parquet.journal", &(10 * rows).to_string()], dir.path());
     let bytes = fs::read(&journal).unwrap();

@@ -14,7 +14,9 @@ use crate::sys::clock;
 /// A running read of all processes: some in each sample.
 #[derive(Debug, Default)]
 pub(super) struct PssRound {
-    next: Option<Mono>,
+    /// When the first round began.
+    first: Option<Mono>,
+    next: Mono,
     waiting: Vec<i32>,
     running: bool,
     bytes: u64,
@@ -28,26 +30,25 @@ const SLICE: Duration = Duration::from_millis(20);
 /// The next round waits for at least so many times the time that the last one took.
 const PAUSE: u32 = 50;
 
-/// At its very start a job is not itself yet: the first round waits a little.
-const FIRST_AFTER: Duration = Duration::from_secs(5);
-
 impl Sampler {
     pub(super) fn sample_pss(&mut self, now: Mono, out: &mut Sample) {
         let Some(id) = self.whole.get(MetricId::JobMemoryPss) else { return };
         if !self.knows_the_job() {
             return;
         }
-        let interval = self.settings.pss_interval;
         let round = &mut self.pss;
-        let next = *round.next.get_or_insert(now + interval.min(FIRST_AFTER));
         if !round.running {
-            if now < next {
+            if now < round.next {
                 return;
             }
-            let mut waiting = std::mem::take(&mut round.waiting);
             let live = self.tree.nodes().iter().filter(|node| node.is_alive());
-            waiting.extend(live.map(|node| node.key().pid));
-            *round = PssRound { running: true, waiting, ..PssRound::default() };
+            round.waiting.extend(live.map(|node| node.key().pid));
+            if round.waiting.is_empty() {
+                return;
+            }
+            let waiting = std::mem::take(&mut round.waiting);
+            let first = Some(round.first.unwrap_or(now));
+            *round = PssRound { first, running: true, waiting, ..PssRound::default() };
         }
         let begin = clock::monotonic();
         let mut slice = Duration::ZERO;
@@ -64,7 +65,10 @@ impl Sampler {
         round.spent += slice;
         if round.waiting.is_empty() {
             round.running = false;
-            round.next = Some(now + interval.max(round.spent * PAUSE));
+            // A job grows at its start: a round each time that its age has doubled, up to the usual pace.
+            let age = round.first.map_or(Duration::ZERO, |first| now.since(first));
+            let pause = age.max(self.settings.interval).min(self.settings.pss_interval);
+            round.next = now + pause.max(round.spent * PAUSE);
             let known = !round.failed && round.bytes > 0;
             out.push(id, if known { Reading::Value(round.bytes as f64 / MIB) } else { Reading::Missing });
         }

@@ -186,7 +186,8 @@ fn slices_have_their_own_memory_and_the_parent_has_the_rest() {
             );
             assert_eq!(seen[2].mig.unwrap().gpu_instance, Some(5));
             assert!(
-                seen[0].uuid.as_ref().unwrap().is_mig() && !seen[0].parent_uuid.as_ref().unwrap().is_mig()
+                seen[0].uuid.as_ref().unwrap().as_str().starts_with("MIG-")
+                    && seen[0].parent_uuid.as_ref().unwrap().as_str().starts_with("GPU-")
             );
             assert_eq!(seen[0].gpu_utilization, Err(Reason::NotSupported));
             assert_eq!(seen[0].memory.as_ref().unwrap().used, 8200 * MIB);

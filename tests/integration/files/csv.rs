@@ -39,7 +39,7 @@ fn joined_logs_are_read_past_the_headers_in_between() {
     }
     let other = fs::read_to_string(dir.path().join("a.csv")).unwrap() + "time,loss\n1,2\n";
     fs::write(dir.path().join("other.csv"), other).unwrap();
-    let log = writers::read::rows(&dir.path().join("other.csv")).unwrap();
+    let log = internals::rows(&dir.path().join("other.csv")).unwrap();
     let said = log.last().unwrap().unwrap_err().to_string();
     assert!(said.contains("second header"), "{said}");
 }
@@ -86,7 +86,7 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.csv");
         fs::write(&path, bytes).unwrap();
-        let Ok(log) = writers::read::rows(&path) else {
+        let Ok(log) = internals::rows(&path) else {
             prop_assert!(line == 0, "line {line} kept the log from being opened");
             return Ok(());
         };

@@ -197,7 +197,8 @@ fn a_disk_that_fills_and_grows_again_costs_no_window() {
         assert_eq!(rows[0].time_us, window(&run, k as u64 + 1).time.0, "a gap or a repetition");
     }
     let (events, torn) = event_records(&only_event_file(&dir.join("tb/gpurun")));
-    assert_eq!((events.len(), torn), (1 + windows, 0));
+    // The first two are the version and the layout.
+    assert_eq!((events.len(), torn), (2 + windows, 0));
 }
 
 #[test]
@@ -231,7 +232,7 @@ fn a_disk_that_stays_full_is_said_once_and_its_loss_is_counted() {
     let journal = elsewhere.path().join("m.parquet.journal");
     assert!(!dir.join("m.parquet").exists());
     fs::copy(dir.join("m.parquet.journal"), &journal).unwrap();
-    assert_eq!(writers::recover(&journal).unwrap().rows, reports[1].rows);
+    assert_eq!(internals::recover(&journal).unwrap().rows, reports[1].rows);
     assert_eq!(event_records(&only_event_file(&dir.join("tb/gpurun"))).1, 0);
 }
 
@@ -263,7 +264,7 @@ fn after_kill_9_recover_finishes_what_gpurun_wrote_and_the_job_lives_on() {
     wait_until(|| {
         path("pid").exists()
             && csv_lines() > 500
-            && writers::read::rows(&path("m.parquet.journal"))
+            && internals::rows(&path("m.parquet.journal"))
                 .is_ok_and(|log| log.filter(Result::is_ok).count() > 500)
     });
     // Either process alone would finish the files or leave the job as it is; without both the journal is what is left.

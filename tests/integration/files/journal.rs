@@ -45,16 +45,16 @@ fn rows_of(blocks: impl IntoIterator<Item = usize>) -> Vec<ReadRow> {
 }
 
 /// What `recover` makes of a journal with this content: what became of it, the rows, and whether the journal is kept.
-fn recovered(bytes: &[u8]) -> Result<(writers::Recovered, Vec<ReadRow>, bool), String> {
+fn recovered(bytes: &[u8]) -> Result<(internals::Recovered, Vec<ReadRow>, bool), String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.parquet.journal");
     fs::write(&path, bytes).unwrap();
-    let done = writers::recover(&path).map_err(|error| error.to_string())?;
+    let done = internals::recover(&path).map_err(|error| error.to_string())?;
     let rows = read(&dir.path().join("m.parquet")).0;
     // Reading the journal itself gives the same; so does a second recovery, which makes no second file.
     if path.exists() {
         assert_eq!(read(&path).0, rows);
-        let again = writers::recover(&path).map_err(|error| error.to_string())?;
+        let again = internals::recover(&path).map_err(|error| error.to_string())?;
         assert!(again.was_done && again.damage == done.damage, "{again:?}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
@@ -216,8 +216,8 @@ fn a_live_journal_can_be_read_but_not_recovered() {
     let fan_out = opened.start(Arc::clone(&run));
     fan_out.send(Arc::new(window(&run, 1)));
     let rows = run.series.len() + 1;
-    wait_until(|| writers::read::rows(&journal).is_ok_and(|log| log.filter(Result::is_ok).count() == rows));
-    let busy = writers::recover(&journal).unwrap_err();
+    wait_until(|| internals::rows(&journal).is_ok_and(|log| log.filter(Result::is_ok).count() == rows));
+    let busy = internals::recover(&journal).unwrap_err();
     assert!(busy.to_string().contains("running gpurun"), "{busy}");
     assert_clean(&fan_out.finish(run_end(), DEADLINE));
     assert!(!journal.exists());
@@ -236,9 +236,7 @@ fn recover_keeps_every_whole_batch_of_a_journal_cut_anywhere() {
     for batch in &all {
         let rows: usize = ends.len() * batch.rows.len();
         fan_out.send(Arc::new(batch.clone()));
-        wait_until(|| {
-            writers::read::rows(&journal).is_ok_and(|log| log.filter(Result::is_ok).count() == rows)
-        });
+        wait_until(|| internals::rows(&journal).is_ok_and(|log| log.filter(Result::is_ok).count() == rows));
         ends.push(fs::metadata(&journal).unwrap().len());
     }
     let bytes = fs::read(&journal).unwrap();
@@ -249,7 +247,7 @@ fn recover_keeps_every_whole_batch_of_a_journal_cut_anywhere() {
     for cut in (start..bytes.len()).step_by(397).chain([bytes.len()]) {
         let torn = dir.path().join("t.parquet.journal");
         fs::write(&torn, &bytes[..cut]).unwrap();
-        let done = writers::recover(&torn).unwrap();
+        let done = internals::recover(&torn).unwrap();
         let whole = ends.iter().filter(|&&end| end as usize <= cut).count() - 1;
         assert_eq!(done.rows as usize, whole * rows, "cut at {cut}");
         assert_eq!(done.torn_bytes as usize, cut - ends[whole] as usize);
@@ -258,7 +256,7 @@ fn recover_keeps_every_whole_batch_of_a_journal_cut_anywhere() {
         assert!(!torn.exists());
         // Once more, as after a death between the rename and the removal of the journal.
         fs::write(&torn, &bytes[..cut]).unwrap();
-        assert!(writers::recover(&torn).unwrap().was_done);
+        assert!(internals::recover(&torn).unwrap().was_done);
         assert!(!torn.exists());
         fs::remove_file(dir.path().join("t.parquet")).unwrap();
     }

@@ -24,7 +24,7 @@ fn rows_of(bytes: &[u8]) -> Result<Vec<ReadRow>, String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.parquet");
     fs::write(&path, bytes).unwrap();
-    let log = writers::read::rows(&path).map_err(|error| error.to_string())?;
+    let log = internals::rows(&path).map_err(|error| error.to_string())?;
     log.collect::<Result<_, _>>().map_err(|error| error.to_string())
 }
 

@@ -8,7 +8,7 @@ fn a_check_makes_nothing_and_a_run_that_never_was_leaves_nothing() {
     let here = || fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
     let names = ["new.csv", "a/b/new.parquet", "tensorboard:c/tb"];
     let targets = names.map(|name| parse(dir.path(), name));
-    let (checked, failures) = writers::check(&targets, &settings(Mode::CreateNew));
+    let (checked, failures) = internals::check(&targets, &settings(Mode::CreateNew));
     assert!(failures.is_empty() && here().is_empty(), "{failures:?} {:?}", here());
     let (opened, failures) = checked.create();
     assert!(failures.is_empty(), "{failures:?}");
@@ -67,7 +67,7 @@ fn a_target_that_cannot_be_made_is_known_before_the_job() {
     fs::write(dir.path().join("file"), "").unwrap();
     fs::create_dir(dir.path().join("x.csv")).unwrap();
     let failure = |target: Target, mode| {
-        let (_, failures) = writers::check(&[target], &settings(mode));
+        let (_, failures) = internals::check(&[target], &settings(mode));
         failures.first().map(|f| f.error.to_string()).unwrap_or_default()
     };
     let at = |name: &str| dir.path().join(name);
@@ -78,7 +78,7 @@ fn a_target_that_cannot_be_made_is_known_before_the_job() {
     let said = failure(Target::Csv(at("x.csv")), Mode::CreateNew);
     assert!(said.contains("not a regular file"), "{said}");
     let twice = [parse(dir.path(), "a.csv"), parse(dir.path(), "./a.csv")];
-    assert_eq!(writers::check(&twice, &settings(Mode::CreateNew)).1.len(), 1);
+    assert_eq!(internals::check(&twice, &settings(Mode::CreateNew)).1.len(), 1);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn only_a_log_of_the_same_layout_is_appended_to() {
         ("w.parquet", settings(Mode::Append), "wide layout"),
         ("notes.csv", settings(Mode::Append), "other columns"),
     ] {
-        let (_, failures) = writers::check(&[parse(dir.path(), name)], &settings);
+        let (_, failures) = internals::check(&[parse(dir.path(), name)], &settings);
         let said = failures.first().map(|f| f.error.to_string()).unwrap_or_default();
         assert!(said.contains("cannot append") && said.contains(word), "{name}: {said}");
     }
@@ -201,7 +201,8 @@ fn the_rows_that_are_said_are_those_of_the_file() {
     let targets = ["--log", "m.csv", "--log", "m.parquet", "--log", "tensorboard:tb"];
     let said = run_job(dir.path(), &[&wide[..], &targets[..]].concat(), &job);
     let lines = fs::read_to_string(dir.path().join("m.csv")).unwrap().lines().count() - 1;
-    let events = event_records(&only_event_file(&dir.path().join("tb/gpurun"))).0.len() - 1;
+    // The first two are the version and the layout.
+    let events = event_records(&only_event_file(&dir.path().join("tb/gpurun"))).0.len() - 2;
     let (rows, _) = read(&dir.path().join("m.parquet"));
     let mut ends: Vec<_> = rows.iter().map(|row| (row.time_us, Arc::clone(&row.kind))).collect();
     ends.dedup();

@@ -13,7 +13,7 @@ fn run(dir: &Path, options: &[&str], job: &str) -> Csv {
 }
 
 /// The values of a scalar in step rows, by the step.
-fn by_step(csv: &Csv, scalar: &str) -> BTreeMap<i64, Vec<f64>> {
+pub(super) fn by_step(csv: &Csv, scalar: &str) -> BTreeMap<i64, Vec<f64>> {
     let rows = [("kind", "step"), ("scope", "user"), ("metric", scalar)];
     let steps = csv.select(&rows, "step").into_iter().map(|step| step.parse().unwrap());
     let mut found: BTreeMap<i64, Vec<f64>> = BTreeMap::new();
@@ -129,6 +129,138 @@ json.dump({"stamps": stamps, "pauses": pauses}, open("truth.json", "w"))
     for metric in ["step", "inter_step", "intra_step"] {
         assert!(most(metric) < shortest, "{metric}: {} ms", most(metric));
     }
+}
+
+/// Three epochs of 12 steps of 64 samples, with an evaluation after each; the last losses are not finite.
+const EPOCHS: &str = r#"
+import json, time, gpurun
+
+ends, epochs = [], []
+n = 0
+for epoch in range(3):
+    before = time.time_ns() // 1000
+    gpurun.epoch(epoch)
+    epochs.append([before, time.time_ns() // 1000])
+    with gpurun.tag("train"):
+        for _ in range(12):
+            n += 1
+            with gpurun.step(n, samples=64):
+                time.sleep(0.01)
+            ends.append(time.monotonic_ns())
+            gpurun.log(loss=1 / n if n < 30 else float("nan"), step=n)
+    with gpurun.tag("evaluate"):
+        time.sleep(0.15)
+json.dump({"ends": ends, "epochs": epochs}, open("truth.json", "w"))
+"#;
+
+#[test]
+fn rows_of_every_kind_have_their_epoch_and_occurrence() {
+    let dir = tempfile::tempdir().unwrap();
+    let csv = run(dir.path(), &["--every-n-steps", "5", "--interval", "20ms", "--window", "50ms"], EPOCHS);
+    let of = |kind: &str, columns: &[&str]| -> Vec<Vec<String>> {
+        let rows = [("kind", kind), ("scope", "job"), ("metric", "processes")];
+        let columns: Vec<_> = columns.iter().map(|column| csv.select(&rows, column)).collect();
+        (0..columns[0].len()).map(|row| columns.iter().map(|column| column[row].clone()).collect()).collect()
+    };
+    let mut expected = Vec::new();
+    for epoch in 0..3 {
+        for step in [5, 10, 12] {
+            let (step, occurrence) = (12 * epoch + step, epoch + 1);
+            expected.push([step, occurrence, epoch].map(|number| number.to_string()).to_vec());
+        }
+    }
+    assert_eq!(of("step", &["step", "occurrence", "epoch"]), expected);
+    let tags: BTreeSet<Vec<String>> = of("tag", &["tag", "occurrence", "epoch"]).into_iter().collect();
+    let expected = (0..3).flat_map(|epoch| {
+        ["run/evaluate", "run/train"]
+            .map(|tag| vec![tag.to_owned(), (epoch + 1).to_string(), epoch.to_string()])
+    });
+    assert_eq!(tags, expected.collect());
+
+    // A window is of the epoch that began in it, else of the one that ran when it began.
+    let truth = json(dir.path().join("truth.json"));
+    let begins: Vec<[i64; 2]> = serde_json::from_value(truth["epochs"].clone()).unwrap();
+    let micros = |time: &str| time.parse::<jiff::Timestamp>().unwrap().as_microsecond();
+    let mut seen = BTreeSet::new();
+    for window in of("window", &["start", "time", "epoch", "occurrence"]) {
+        let (start, end) = (micros(&window[0]), micros(&window[1]));
+        // The clocks of the two may be a moment apart.
+        let near = |edge: i64| begins.iter().any(|[from, to]| (from - 5000..to + 5000).contains(&edge));
+        if near(start) || near(end) {
+            continue;
+        }
+        let began = begins.iter().rposition(|[from, _]| *from < end);
+        assert_eq!(window[2], began.map(|epoch| epoch.to_string()).unwrap_or_default(), "{window:?}");
+        assert_eq!(window[3], "1");
+        seen.insert(window[2].clone());
+    }
+    assert!(["0", "1", "2"].iter().all(|epoch| seen.contains(*epoch)), "{seen:?}");
+}
+
+#[test]
+fn the_report_has_each_time_of_a_step_and_samples_a_second() {
+    let dir = tempfile::tempdir().unwrap();
+    let csv = run(dir.path(), &["--every-n-steps", "5"], EPOCHS);
+    let of = |metric: &str, want: &str| {
+        csv.numbers(&[("kind", "step"), ("scope", "batch_time"), ("metric", metric)], want)
+    };
+    let (step, samples) = (of("step", "mean"), of("step", "samples"));
+    // Nothing is known of the time before the first step of an epoch.
+    assert_eq!(samples, [4.0, 5.0, 2.0, 4.0, 5.0, 2.0, 4.0, 5.0, 2.0]);
+    for (ms, rate) in step.iter().zip(of("throughput", "mean")) {
+        assert!((rate * ms / 1e3 - 64.0).abs() < 1e-6, "{rate} samples a second, {ms} ms a step");
+    }
+    let ends: Vec<f64> = serde_json::from_value(json(dir.path().join("truth.json"))["ends"].clone()).unwrap();
+    let seconds: f64 = ends.chunks(12).map(|epoch| (epoch[11] - epoch[0]) / 1e9).sum();
+    let logged: f64 = step.iter().zip(&samples).map(|(ms, steps)| ms * steps / 1e3).sum();
+    assert!((logged - seconds).abs() < 0.02, "{logged} s, by the job {seconds} s");
+
+    let mut report = Command::new(support::gpurun());
+    environment(report.args(["report", "x.csv"]).current_dir(dir.path()), dir.path());
+    let text = String::from_utf8(succeed(&mut report).stdout).unwrap();
+    let row = |time: &str| -> Vec<String> {
+        let line = text.lines().find(|line| line.contains(&format!("  {time}  "))).expect(&text);
+        line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).map(str::to_owned).collect()
+    };
+    let ms = |cell: &String| match cell.split_once(' ') {
+        Some((number, "ms")) => number.parse::<f64>().unwrap(),
+        Some((number, "s")) => number.parse::<f64>().unwrap() * 1e3,
+        _ => panic!("{cell} in {text}"),
+    };
+    for (time, metric, steps) in
+        [("step", "step", "33"), ("in step", "intra_step", "36"), ("between", "inter_step", "33")]
+    {
+        let cells = row(time);
+        assert_eq!(cells[..4], ["train", "36", time, steps], "{text}");
+        let times: Vec<f64> = cells[4..8].iter().map(ms).collect();
+        let [mean, median, p95, max] = times[..] else { panic!("{cells:?}") };
+        let longest = of(metric, "max").into_iter().fold(0.0, f64::max);
+        let rounding = 0.006 * longest + 0.01;
+        assert!((max - longest).abs() <= rounding, "{time}: {cells:?}, longest {longest}");
+        assert!(mean <= max + rounding && median <= p95 && p95 <= max + rounding, "{time}: {cells:?}");
+        if time == "step" {
+            let rate: f64 = cells[8].replace(',', "").parse().unwrap();
+            assert!((rate / (33.0 * 64.0 / logged) - 1.0).abs() < 0.01, "{rate}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_diverged_run_is_seen() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let job = script(dir, "job.py", EPOCHS);
+    let options = ["--every-n-steps", "5", "--log", "x.csv", "--summary", "x.json"];
+    let output = succeed(&mut gpurun(dir, None, &options, &[python().to_str().unwrap(), &job]));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let note = "note: scalars of the job were NaN or infinite: loss 7 of 36 times, the first by step 34";
+    assert_eq!(said.matches(note).count(), 1, "{said}");
+    let expected = serde_json::json!([{"name": "loss", "count": 7, "values": 36, "step": 34}]);
+    assert_eq!(json(dir.join("x.json"))["not_finite"], expected);
+    let csv = Csv::read(&dir.join("x.csv"));
+    let loss = [("kind", "step"), ("scope", "user"), ("metric", "loss")];
+    assert_eq!(csv.numbers(&loss, "missing"), [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 5.0, 2.0]);
+    assert_eq!(csv.select(&loss, "mean")[7..], ["", ""]);
 }
 
 /// Ranks below one gpurun: each says what it likes, and the run is as long as it is.

@@ -27,7 +27,7 @@ impl Phase {
         match self {
             Phase::BeforeTheChoice => Some("hold-fork"),
             Phase::Choosing => Some("hold-driver"),
-            Phase::BeforeTheFirstSample => Some("hold-signalfd"),
+            Phase::BeforeTheFirstSample => Some("hold-engine"),
             Phase::FinishingFiles => Some("hold-fsync"),
             Phase::Waiting | Phase::InTheMiddle => None,
         }
@@ -39,7 +39,7 @@ const HOLD: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <signal.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,9 +63,10 @@ int execve(const char *file, char *const *argv, char *const *env) {
     hold("gpurun", "HOLD_EXECVE");
     return ((int (*)(const char *, char *const *, char *const *))dlsym(RTLD_NEXT, "execve"))(file, argv, env);
 }
-int signalfd(int fd, const sigset_t *mask, int flags) {
-    hold("gpurun-sidecar", "HOLD_SIGNALFD");
-    return ((int (*)(int, const sigset_t *, int))dlsym(RTLD_NEXT, "signalfd"))(fd, mask, flags);
+int pthread_setname_np(pthread_t thread, const char *name) {
+    int result = ((int (*)(pthread_t, const char *))dlsym(RTLD_NEXT, "pthread_setname_np"))(thread, name);
+    hold("gpurun-engine", "HOLD_ENGINE");
+    return result;
 }
 int fsync(int fd) {
     hold("gpurun-writer", "HOLD_FSYNC");
@@ -132,7 +133,7 @@ impl Run {
             Phase::Waiting => until("its ticket", || run.leases().contains("wait.").then_some(())),
             Phase::BeforeTheFirstSample => {
                 run.started();
-                run.reaches("hold-signalfd");
+                run.reaches("hold-engine");
             }
             Phase::InTheMiddle | Phase::FinishingFiles => run.has_rows(),
         }
@@ -154,7 +155,7 @@ impl Run {
         place.driver.log_calls(&mut command);
         let mark = place.path("").display().to_string();
         command.env("LD_PRELOAD", library).env("TEST_MARK", &mark);
-        for call in ["fork", "execve", "signalfd", "fsync"] {
+        for call in ["fork", "execve", "engine", "fsync"] {
             command.env(format!("HOLD_{}", call.to_uppercase()), place.path(&format!("hold-{call}")));
         }
         let running = Running::spawn(&place, command);

@@ -1,6 +1,4 @@
-//! Tests: the control server against raw clients, polite and hostile, through the library.
-
-#![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+//! Tests: the server against raw clients.
 
 mod bounds;
 
@@ -13,12 +11,15 @@ use std::process::Command;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
-use gpurun::control::{Client, ControlEvent, Limits, Server, Settings};
-use gpurun::model::id::StackId;
-use gpurun::model::limits;
-use gpurun::model::loss::{Loss, Losses};
-use gpurun::model::mark::{Mark, MarkOp};
 use serde_json::{Value, json};
+
+use super::limits::Limits;
+use super::{Client, ControlEvent, Server, Settings};
+use crate::model::id::StackId;
+use crate::model::limits;
+use crate::model::loss::{Loss, Losses};
+use crate::model::mark::{Mark, MarkOp};
+use crate::model::time::Mono;
 
 /// Only bounds how long a broken server can hang a test; nothing is measured.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -173,7 +174,7 @@ fn a_polite_client_is_heard_with_its_own_stamps() {
     let at: Vec<u64> = marks.iter().map(|mark| mark.at.0).collect();
     assert_eq!(at[..11], [0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9].map(step));
     assert!(at[11] > step(9));
-    let began = |n: u64| Some(gpurun::model::time::Mono(t0 + n));
+    let began = |n: u64| Some(Mono(t0 + n));
     assert_eq!(
         ops(&marks),
         [
