@@ -27,6 +27,7 @@ use crate::model::selection::Settings;
 use crate::model::time::Mono;
 use crate::sampling::{ReapedUsage, TreeRoot};
 use crate::selection::flow::Surroundings;
+use crate::selection::lease::{HOLDER_LOOK, Lease};
 use crate::summary::json::{LeftoverSummary, Summary};
 use crate::summary::start;
 use crate::sys::notice::{Notices, Verbosity};
@@ -237,14 +238,14 @@ impl Beside<'_> {
             }
         };
         let mut stops = Stops::default();
-        let exit = follow(&talk, &engine, &mut stops);
+        let exit = follow(&talk, &engine, &mut stops, chosen.lease.as_mut(), notices);
         let cause = Cause { signal: stops.before_end(), out_of_memory: oom.and_then(|oom| oom.killed()) };
         if exit.is_err() {
             // The minder was killed: its work is done from here.
             watch.wait();
-            if let Some(lease) = &chosen.lease {
-                lease.release();
-            }
+        }
+        if let Some(lease) = &chosen.lease {
+            lease.release();
         }
         let losses = socket.map(|socket| socket.stop(LAST_MARKS)).unwrap_or_default();
         let (end, left) = finish(engine, exit, &talk);
@@ -266,10 +267,23 @@ fn nothing_logged(link: &SidecarEnd, notices: &Notices, why: &str) -> u8 {
 ///
 /// # Errors
 /// The minder was killed before.
-fn follow(talk: &Talk, engine: &Engine, stops: &mut Stops) -> Result<Option<JobExit>, Closed> {
+fn follow(
+    talk: &Talk,
+    engine: &Engine,
+    stops: &mut Stops,
+    mut lease: Option<&mut Lease>,
+    notices: &Notices,
+) -> Result<Option<JobExit>, Closed> {
     let mut suspended = false;
+    let mut next_look = lease.is_some().then(|| Instant::now() + HOLDER_LOOK);
     loop {
-        match talk.next(None) {
+        if let Some(lease) = &mut lease
+            && next_look.is_some_and(|at| Instant::now() >= at)
+        {
+            next_look = Some(Instant::now() + HOLDER_LOOK);
+            restore(lease, notices);
+        }
+        match talk.next(next_look) {
             Ok(Some(ToSidecar::Signalled(stop))) => stops.add(&stop),
             Ok(Some(ToSidecar::Reaped(reaped))) => engine.reaped(usage(&reaped)),
             Ok(Some(ToSidecar::Suspended(at))) => {
@@ -290,6 +304,14 @@ fn follow(talk: &Talk, engine: &Engine, stops: &mut Stops) -> Result<Option<JobE
                 return Err(Closed);
             }
         }
+    }
+}
+
+/// Makes the lease visible again where its files were removed.
+fn restore(lease: &mut Lease, notices: &Notices) {
+    // What cannot be made again now is tried again.
+    for uuid in lease.restore().unwrap_or_default() {
+        notices.warn(&format!("{uuid} is held by another process too: the file of this lease was removed"));
     }
 }
 

@@ -24,6 +24,7 @@ mod report;
 mod selection;
 mod slurm;
 mod smoke;
+mod stdout;
 mod support;
 mod transparency;
 mod truth;
