@@ -5,6 +5,7 @@
 
 mod answers;
 mod fields;
+mod gpm;
 mod layouts;
 mod processes;
 
@@ -506,6 +507,17 @@ nvml! {
     [nvmlDeviceGetAccountingStats](device: Device, _pid: c_uint, _stats: *mut c_void) Target::Handle(device) => |_| Err(NOT_SUPPORTED);
     [nvmlDeviceGetAccountingPids](device: Device, _count: *mut c_uint, _pids: *mut c_uint) Target::Handle(device) => |_| Err(NOT_SUPPORTED);
     [nvmlDeviceGetAccountingBufferSize](device: Device, _size: *mut c_uint) Target::Handle(device) => |_| Err(NOT_SUPPORTED);
+
+    // ---- GPM ----
+    [nvmlGpmQueryDeviceSupport](device: Device, support: *mut GpmSupport) Target::Handle(device) =>
+        |call| gpm::support(call, support);
+    [nvmlGpmSampleAlloc](sample: *mut *mut c_void) Target::System => |_| gpm::allocate(sample);
+    [nvmlGpmSampleFree](sample: *mut c_void) Target::System => |_| gpm::free(sample);
+    [nvmlGpmSampleGet](device: Device, sample: *mut c_void) Target::Handle(device) => |call| gpm::take(call, None, sample);
+    [nvmlGpmMigSampleGet](device: Device, instance: c_uint, sample: *mut c_void) Target::Handle(device) =>
+        |call| gpm::take(call, Some(instance), sample);
+    [nvmlGpmMetricsGet](request: *mut GpmMetricsGet) Target::Lookup(&|_| gpm::sampled_gpu(request)) =>
+        |call| gpm::metrics(call, request);
 
     // ---- MIG ----
     [nvmlDeviceIsMigDeviceHandle](device: Device, is_mig: *mut c_uint) Target::Handle(device) =>
