@@ -8,6 +8,7 @@ mod calls;
 mod ceilings;
 mod error;
 mod fields;
+mod gpm;
 mod probe;
 mod processes;
 mod unified;
@@ -25,6 +26,7 @@ pub use calls::{Handle, MemoryInfo};
 pub use ceilings::Ceilings;
 pub use error::{CallResult, Fault, NvmlError};
 pub use fields::{Field, FieldNumber, FieldRequest};
+pub use gpm::{GpmMetric, GpmSamples, GpmTarget};
 pub use processes::{ProcessBuffer, ProcessEntry, UtilizationSample};
 use unified::HostMemorySource;
 

@@ -10,6 +10,7 @@ mod docs;
 mod fake_driver;
 mod faults;
 mod files;
+mod gpm;
 mod gpu_truth;
 mod hardening;
 mod isolation;

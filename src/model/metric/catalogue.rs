@@ -308,6 +308,54 @@ catalogue! {
         absent: "MIG",
         about: "send rate of one 20 ms window; the call blocks for that long",
     }
+    GpuSmUtilization {
+        Gpu, "sm_utilization", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 2",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "share of the SMs' time in which they had work; mean between two samples",
+    }
+    GpuSmOccupancy {
+        Gpu, "sm_occupancy", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 3",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "resident warps, of those that the SMs can hold; mean between two samples",
+    }
+    GpuTensorActive {
+        Gpu, "tensor_active", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 5",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "share of time in which the tensor pipes worked, all kinds; mean between two samples",
+    }
+    GpuDramActive {
+        Gpu, "dram_active", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 10",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "device memory bandwidth used, of its peak; mean between two samples",
+    }
+    GpuFp64Active {
+        Gpu, "fp64_active", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 11",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "share of time in which the FP64 pipe worked; mean between two samples",
+    }
+    GpuFp32Active {
+        Gpu, "fp32_active", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 12",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "share of time in which the FP32 pipe worked; mean between two samples",
+    }
+    GpuFp16Active {
+        Gpu, "fp16_active", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 13",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "share of time in which the FP16 pipe worked; half precision on tensor pipes is in tensor_active; mean between two samples",
+    }
+    GpuIntegerActive {
+        Gpu, "integer_active", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 4",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "share of time in which the integer pipe worked; mean between two samples",
+    }
     JobProcesses {
         Job, "processes", "count", Gauge, Cheap, "tree", Whole,
         source: "/proc/PID/task/TID/children",
