@@ -150,6 +150,8 @@ fn processes_come_with_owners_and_without_garbage() {
             [
                 (false, Ok(500 * MIB), true),
                 (true, Ok(300 * MIB), true),
+                // One that holds more than there is holds we do not know what.
+                (true, Err(Reason::NotSupported), true),
                 (true, Err(Reason::NotSupported), false),
                 (true, Ok(100 * MIB), true),
             ]
