@@ -673,7 +673,7 @@ impl Running {
         for item in news {
             let name = item.metric.map(|metric| metric.get().name);
             let device = item.device.and_then(|place| self.run.devices.get(place));
-            self.totals.unreadable(device.map(|device| &device.uuid), item.metric, &item.reason.to_string());
+            self.totals.unreadable(device.map(|device| &**device), item.metric, &item.reason.to_string());
             match lines.iter_mut().find(|(device, why, _)| *device == item.device && **why == item.reason) {
                 Some((_, _, names)) => names.extend(name),
                 None => lines.push((item.device, &item.reason, name.into_iter().collect())),

@@ -211,3 +211,128 @@ pcie_rx = { rate = 1048576e3 }
         assert!((row.number("mean") - 1000.0).abs() < 1.0, "{}", row.number("mean"));
     }
 }
+
+#[test]
+fn a_driver_that_does_not_find_its_own_uuids_serves_by_index() {
+    let place = Place::new(
+        r#"
+[defaults]
+memory_total = 10000
+
+[[gpu]]
+power = 100
+
+[[gpu]]
+power = 200
+
+[[fault]]
+function = "nvmlDeviceGetHandleByUUID"
+error = "NOT_FOUND"
+"#,
+    );
+    let output = place.output(&["--log", "x.csv", "--", "true"]);
+    let rows = place.csv("x.csv");
+    assert!(rows.only("gpu/power_usage gpu=0").is_steady_at(100.0), "{}", text(&output.stderr));
+    assert!(rows.only("gpu/power_usage gpu=1").is_steady_at(200.0), "{}", text(&output.stderr));
+    assert!(!text(&output.stderr).contains("lost"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn two_cards_with_one_uuid_are_told_apart() {
+    let place = Place::new(
+        r#"
+[defaults]
+memory_total = 10000
+uuid = "GPU-11111111-2222-3333-4444-555555555555"
+
+[[gpu]]
+power = 100
+
+[[gpu]]
+power = 200
+"#,
+    );
+    let output = place.output(&["--log", "x.parquet", "--log", "x.csv", "--summary", "x.json", "--", "true"]);
+    let said = text(&output.stderr);
+    assert_eq!(said.matches("gpu:0, gpu:1 have the same UUID").count(), 1, "{said}");
+    let rows = place.csv("x.csv");
+    assert!(rows.only("gpu/power_usage gpu=0").is_steady_at(100.0));
+    assert!(rows.only("gpu/power_usage gpu=1").is_steady_at(200.0));
+    let summary: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(place.path("x.json")).unwrap()).unwrap();
+    for (gpu, watts) in [(0, 100.0), (1, 200.0)] {
+        let mean = summary["gpus"][gpu]["power_w"]["mean"].as_f64().unwrap();
+        assert!((mean - watts).abs() < 1e-6, "{mean} W of GPU {gpu}");
+    }
+    let report = text(&place.output(&["report", "x.parquet"]).stdout);
+    for (gpu, watts) in [("GPU 0", "100 W"), ("GPU 1", "200 W")] {
+        assert!(report.lines().any(|line| line.contains(gpu) && line.contains(watts)), "{report}");
+    }
+}
+
+#[test]
+fn a_gpu_in_mig_mode_without_slices_is_listed_with_the_reason() {
+    let place = Place::new(
+        r#"
+[defaults]
+memory_total = 10000
+memory_used = 0
+
+[[gpu]]
+mig_mode = 1
+
+[[gpu]]
+"#,
+    );
+    let why = "MIG mode is on and there are no slices";
+    let devices = place.output(&["devices", "--json"]);
+    let devices: serde_json::Value = serde_json::from_slice(&devices.stdout).unwrap();
+    assert_eq!(devices["devices"].as_array().map(Vec::len), Some(2), "{devices}");
+    assert_eq!(devices["devices"][0]["unreadable"]["uuid"], why, "{devices}");
+    assert!(text(&place.output(&["devices"]).stdout).contains(why));
+    assert_eq!(text(&place.output(&["select", "--min-count", "1"]).stdout).trim(), "1");
+    let explained = place.gpurun(&["select", "-c", "2", "--explain"]).output().unwrap();
+    let explained = text(&explained.stderr) + &text(&explained.stdout);
+    assert!(explained.contains(why), "{explained}");
+    // A run that watches all GPUs says which one it cannot.
+    let output = place.output(&["--log", "x.csv", "--", "true"]);
+    let said = text(&output.stderr);
+    assert_eq!(said.matches(&format!("GPU 0 is not logged: {why}")).count(), 1, "{said}");
+    assert!(place.csv("x.csv").only("gpu/memory_used gpu=1").is_steady_at(0.0));
+}
+
+#[test]
+fn a_gpu_that_is_lost_for_most_of_a_run_is_not_called_unused() {
+    let place = Place::new(
+        r#"
+clock_file = "DIR/clock"
+
+[[gpu]]
+memory_total = 10000
+memory_used = 0
+gpu_utilization = 0
+lost_from = 10
+"#,
+    );
+    place.write("clock", "5");
+    let options = ["--interval", "100ms", "--window", "500ms", "--log", "x.csv", "--summary", "x.json"];
+    let mut run = start(&place, &options, &waiting_job("ready"));
+    let windows = || place.csv("x.csv").of("gpu/memory_used gpu=0").len();
+    until("a window", || (windows() >= 1).then_some(()));
+    place.write("clock", "15");
+    // A shorter run is not judged.
+    until("five seconds and more", || (windows() >= 13).then_some(()));
+    assert!(run.end().success(), "{}", run.stderr());
+    let said = run.stderr();
+    assert!(!said.contains("never used") && !said.contains("was idle"), "{said}");
+    let note = said.lines().find(|line| line.contains("GPU 0: the GPU is lost, since")).expect(&said);
+    assert!(note.contains("% of the run"), "{said}");
+    let summary: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(place.path("x.json")).unwrap()).unwrap();
+    let gpu = &summary["gpus"][0];
+    assert_eq!(gpu["silent_why"], "the GPU is lost");
+    let (silent, since) = (gpu["silent_s"].as_f64().unwrap(), gpu["silent_since_s"].as_f64().unwrap());
+    let duration = summary["duration_s"].as_f64().unwrap();
+    assert!((silent + since - duration).abs() < 1e-6, "{silent} s since {since} s in {duration} s");
+    assert!(since >= 0.5 && silent > duration / 2.0, "{silent} s since {since} s");
+}

@@ -230,18 +230,20 @@ fn slices_have_their_own_memory_and_the_parent_has_the_rest() {
 }
 
 #[test]
-fn a_gpu_in_mig_mode_without_slices_offers_no_device() {
+fn a_gpu_in_mig_mode_without_slices_is_listed_with_the_reason() {
     let scenario = machine(vec![
         Gpu { mig_mode: Some(1), ..gpu() },
         Gpu { mig: vec![Mig { index: Some(4), memory_total: Some(100.into()), ..Mig::default() }], ..gpu() },
     ]);
-    on_stage("driver::a_gpu_in_mig_mode_without_slices_offers_no_device", scenario, |stage| {
+    on_stage("driver::a_gpu_in_mig_mode_without_slices_is_listed_with_the_reason", scenario, |stage| {
         let nvml = stage.nvml();
         let seen = nvml.probe(&ProbeRequest::default()).unwrap();
         assert_eq!(
             seen.iter().map(|one| (one.index, one.mig.map(|m| m.index))).collect::<Vec<_>>(),
-            [(1, Some(4))]
+            [(0, None), (1, Some(4))]
         );
+        let why = seen[0].uuid.as_ref().unwrap_err().to_string();
+        assert_eq!(why, "MIG mode is on and there are no slices");
     });
 }
 
