@@ -41,16 +41,6 @@ const LONGEST_NAME: usize = 255 - "+s9999999".len();
 /// How long a look of another process can keep a lock from us.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// A name that no other lease on this host has.
-///
-/// # Errors
-/// No `/dev/urandom`.
-pub fn fresh_token() -> io::Result<String> {
-    let mut bytes = [0_u8; 8];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
-}
-
 /// What an outer gpurun says it holds for us. Believed only where the lock files bear it out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outer {

@@ -3,7 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod architecture;
+<<<<<<< HEAD
 mod cause;
+=======
+mod believable;
+>>>>>>> w-steps
 mod cli;
 mod collector;
 mod docs;
