@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
+use std::path::Path;
 
 use crate::cli::args::{Command, ExportArgs};
 use crate::cli::exit::Exit;
@@ -10,7 +11,7 @@ use crate::cli::{self, EarlyExit, Invocation};
 use crate::selection::flow::{self, CUDA_ORDER_COMMAND};
 use crate::sys::notice::{Notices, Verbosity};
 use crate::sys::stderr::NonBlockingStderr;
-use crate::writers::export::ExportRequest;
+use crate::writers::export::{ExportRequest, STANDARD_OUTPUT};
 use crate::writers::{Layout, WriterError};
 
 mod answer;
@@ -34,7 +35,8 @@ pub fn main(argv: Vec<OsString>) -> u8 {
     flow::this_is_gpurun();
     say_panics_without_waiting();
     if argv.get(1).is_some_and(|word| word == CUDA_ORDER_COMMAND) {
-        return cuda_order::print(&mut io::stdout().lock(), &mut NonBlockingStderr::new()).code();
+        let mut out = io::stdout().lock();
+        return cuda_order::print(&mut out, &mut NonBlockingStderr::new()).code();
     }
     let parsed = cli::parse(argv);
     for line in parsed.iter().flat_map(Invocation::warnings) {
@@ -73,20 +75,21 @@ fn other(command: Command) -> Exit {
             drop(out);
             record::run(&args, &Notices::new(verbosity(&args.common)))
         }
-        Command::Metrics(args) => printed(catalogue::run(&args, &mut out), &notices()),
+        Command::Metrics(args) => {
+            let written = catalogue::run(&args, &mut out);
+            printed(written, &mut out, Exit::Ok, &notices())
+        }
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut cli::help::command(false), "gpurun", &mut script);
-            printed(out.write_all(&script), &notices())
+            printed(out.write_all(&script), &mut out, Exit::Ok, &notices())
         }
         Command::Man(args) => page(cli::man::page(args.command.as_deref()), &mut out),
         Command::Help(args) => page(cli::help::page(&args.command), &mut out),
         Command::Recover(args) => {
-            match recover::recover(&args.paths, &mut out, &mut NonBlockingStderr::new()) {
-                Ok(outcome) if outcome.failed == 0 => Exit::Ok,
-                Ok(_) => Exit::Failed,
-                Err(error) => printed(Err(error), &notices()),
-            }
+            let outcome = recover::recover(&args.paths, &mut out, &mut NonBlockingStderr::new());
+            let exit = if outcome.failed == 0 { Exit::Ok } else { Exit::Failed };
+            printed(outcome.told, &mut out, exit, &notices())
         }
         Command::Export(args) => export_logs(args, &mut out, &notices()),
         Command::Report(args) => {
@@ -111,7 +114,9 @@ fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> 
     match export::export(&request, args.quiet, out, &mut NonBlockingStderr::new()) {
         Ok(exported) if exported.damaged => Exit::Failed,
         Ok(_) => Exit::Ok,
-        Err(WriterError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
+        Err(WriterError::Io { path, source, .. }) if path == Path::new(STANDARD_OUTPUT) => {
+            printed(Err(source), out, Exit::Ok, notices)
+        }
         Err(error) => {
             notices.error(&error.to_string());
             Exit::Failed

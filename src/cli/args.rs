@@ -200,6 +200,12 @@ pub(crate) struct DevicesArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Check the lease directory instead, for administrators
+    ///
+    /// Prints what is wrong with its owner, its mode and its files, each with the command that mends it. The status is 1 if
+    /// anything is.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) check: bool,
     /// Driver library and notices.
     #[command(flatten)]
     pub(crate) common: CommonArgs,

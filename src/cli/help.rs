@@ -108,7 +108,10 @@ pub(super) fn examples(command: Option<&str>) -> &'static [Example] {
             ("Give a program the best GPU", "CUDA_VISIBLE_DEVICES=$(gpurun select -n 1) python train.py"),
             ("See why GPUs are refused", "gpurun select -n 2 -f 30GiB --explain"),
         ],
-        Some("devices") => &[("List the GPUs for a program", "gpurun devices --json")],
+        Some("devices") => &[
+            ("List the GPUs for a program", "gpurun devices --json"),
+            ("Check the lease directory", "gpurun devices --check"),
+        ],
         Some("record") => &[
             (
                 "Log every GPU process of this host for an hour",

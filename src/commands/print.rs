@@ -22,7 +22,7 @@ pub(super) fn verbosity(common: &CommonArgs) -> Verbosity {
 pub(super) fn page(page: Result<String, String>, out: &mut dyn io::Write) -> Exit {
     let notices = Notices::new(Verbosity::Normal);
     match page {
-        Ok(page) => printed(writeln!(out, "{}", page.trim_end()), &notices),
+        Ok(page) => printed(writeln!(out, "{}", page.trim_end()), out, Exit::Ok, &notices),
         Err(line) => {
             notices.error(&line);
             Exit::Usage
@@ -30,11 +30,17 @@ pub(super) fn page(page: Result<String, String>, out: &mut dyn io::Write) -> Exi
     }
 }
 
-/// A reader that closed its end has what it wanted; anything else is a failure.
-pub(super) fn printed(result: io::Result<()>, notices: &Notices) -> Exit {
-    match result {
-        Ok(()) => Exit::Ok,
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
+/// The one rule for what is printed: a reader that closed its end has what it wanted, and output that was closed from
+/// the start is wanted by nobody; the status is then that of the command. What cannot be written is a failure.
+pub(super) fn printed(
+    written: io::Result<()>,
+    out: &mut (impl io::Write + ?Sized),
+    exit: Exit,
+    notices: &Notices,
+) -> Exit {
+    match written.and_then(|()| out.flush()) {
+        Ok(()) => exit,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => exit,
         Err(error) => {
             notices.error(&format!("cannot write to standard output: {error}"));
             Exit::Failed

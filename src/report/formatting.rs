@@ -6,7 +6,7 @@ use crate::sys::format;
 use jiff::Timestamp;
 
 use crate::model::signal;
-use crate::sys::escape::printable;
+use crate::sys::escape::{printable, shell_words};
 
 use super::about::Exit;
 use super::curve::Figures;
@@ -42,15 +42,7 @@ pub(super) fn short_start(text: &str, most: usize) -> String {
 
 /// A command line as a shell would take it.
 pub(super) fn command(argv: &[String]) -> String {
-    let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
-    let words: Vec<String> = argv
-        .iter()
-        .map(|word| match word {
-            word if !word.is_empty() && word.chars().all(plain) => word.clone(),
-            word => format!("'{}'", word.replace('\'', r"'\''")),
-        })
-        .collect();
-    clean(&words.join(" "))
+    clean(&shell_words(argv))
 }
 
 /// The text of a known value.

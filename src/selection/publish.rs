@@ -6,7 +6,8 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::lease::{LeaseDirectory, fresh_token};
+use super::directory::LeaseDirectory;
+use super::lease::fresh_token;
 use crate::sys::unnamed;
 
 impl LeaseDirectory {

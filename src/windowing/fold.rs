@@ -35,6 +35,9 @@ const SUSPENSIONS: usize = 64;
 /// Batches that wait for their last totals; beyond this many, the oldest go without.
 const MAX_WAITING: usize = 512;
 
+/// More windows than this without a sample or a mark get one row set: the process, or the machine, was frozen.
+const FROZEN_WINDOWS: u64 = 60;
+
 /// Buffers of statistics that are kept for the next spans.
 const SPARE: usize = 16;
 
@@ -294,13 +297,19 @@ impl Fold {
         self.horizon = until;
     }
 
-    /// Ends the periodic windows that are over at `at`.
+    /// Ends the periodic windows that are over at `at`; nothing has happened since the last event. After the one that
+    /// is open, many at once are a time in which this process did not run: they are one.
     fn close_windows(&mut self, at: Mono) {
+        let mut join = false;
         loop {
-            let to = self.spans[0].from().saturating_add(self.window_ns);
-            if to > self.active(at) {
+            let from = self.spans[0].from();
+            let over = self.active(at).saturating_sub(from) / self.window_ns;
+            if over == 0 {
                 return;
             }
+            let windows = if join && over > FROZEN_WINDOWS { over } else { 1 };
+            join = true;
+            let to = from.saturating_add(windows.saturating_mul(self.window_ns));
             self.close_window(Mono(to.saturating_add(self.offset)), to);
         }
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod architecture;
+mod cause;
 mod cli;
 mod collector;
 mod docs;
@@ -23,6 +24,7 @@ mod report;
 mod selection;
 mod slurm;
 mod smoke;
+mod stdout;
 mod support;
 mod transparency;
 mod truth;

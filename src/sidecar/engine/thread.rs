@@ -16,12 +16,13 @@ use crate::model::run::RunInfo;
 use crate::model::sample::Sample;
 use crate::model::series::SeriesInfo;
 use crate::model::time::Mono;
-use crate::model::window::WindowBatch;
+use crate::model::window::{RowKind, WindowBatch};
 use crate::sampling::gpu::{GpuReader, GpuSettings};
 use crate::sampling::{
     Deadlines, Due, Notice, ProcessDetail, Sampler, SamplerSettings, SeriesChange, TreeRoot,
 };
 use crate::sys::clock;
+use crate::sys::format;
 use crate::windowing::{Fold, FoldSettings};
 
 use super::super::watched::{Finding, Watched};
@@ -397,6 +398,11 @@ impl EngineThread {
 
     fn pass_on(&mut self) {
         for batch in self.batches.drain(..) {
+            if batch.kind == RowKind::Window && batch.window_s > 1.5 * self.logging.window.as_secs_f64() {
+                let length = format::elapsed(batch.window_s as u64);
+                self.messages
+                    .warn(&format!("gpurun was frozen: nothing is known of {length}, which has one row set"));
+            }
             self.output.take(batch);
         }
         if let Some(sampler) = &mut self.sampler {
