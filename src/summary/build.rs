@@ -122,8 +122,8 @@ fn figures_of(total: Option<&SeriesTotal>) -> Figures {
 
 /// Every series that has nulls. Those of processes are too many, and those of the job's own scalars are its own affair.
 fn nulls(totals: &Totals) -> Vec<NullSummary> {
-    let told = [Scope::Host, Scope::Gpu, Scope::Job, Scope::Gpurun];
-    let with_nulls = totals.series().filter(|t| t.missing > 0 && told.contains(&t.series.scope()));
+    let scopes = [Scope::Host, Scope::Gpu, Scope::Job, Scope::Gpurun];
+    let with_nulls = totals.series().filter(|t| t.missing > 0 && scopes.contains(&t.series.scope()));
     with_nulls
         .map(|total| {
             let absent = total.series.metric.get().absent;

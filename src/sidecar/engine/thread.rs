@@ -496,7 +496,7 @@ impl EngineThread {
         }
     }
 
-    /// How long the end may wait for the driver: nothing where nobody reads the values of a driver that is
+    /// How long the end may wait for the driver: nothing where no receiver takes the values of a driver that is
     /// not even open.
     fn driver_patience(&self) -> Duration {
         let wanted = self.output.has_receiver() || self.devices_known;
