@@ -18,8 +18,8 @@ use super::directory::{LeaseDirectory, unusable};
 use super::gate::Selecting;
 use super::holder::Holder;
 use super::lease::file_stem;
-use crate::sys::random;
 use crate::model::id::GpuUuid;
+use crate::sys::random;
 
 const PREFIX: &str = "wait.";
 /// How often a waiter shows that it is there.

@@ -3,11 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod architecture;
-<<<<<<< HEAD
-mod cause;
-=======
 mod believable;
->>>>>>> w-steps
+mod cause;
 mod cli;
 mod collector;
 mod docs;

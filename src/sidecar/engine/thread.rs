@@ -355,7 +355,11 @@ impl EngineThread {
             let news = gpu.news();
             for item in &news {
                 let device = item.device.and_then(|place| self.run.devices.get(place));
-                self.output.totals.unreadable(device.map(|device| &**device), item.metric, &item.reason.to_string());
+                self.output.totals.unreadable(
+                    device.map(|device| &**device),
+                    item.metric,
+                    &item.reason.to_string(),
+                );
             }
             self.messages.gpu_news(&news, &self.run.devices);
             if self.devices_known {
