@@ -7,6 +7,7 @@
 mod calls;
 mod ceilings;
 mod error;
+mod facts;
 mod fields;
 mod gpm;
 mod probe;

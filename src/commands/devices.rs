@@ -1,6 +1,6 @@
 //! `gpurun devices`: what is read, and the form for programs.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::answer::{Asked, Driver, answer};
 use super::print::{Standard, verbosity};
@@ -38,8 +38,15 @@ pub(super) fn run(args: &DevicesArgs, out: &mut Standard<'_>) -> Exit {
 
 fn list(form: &Form, driver: &Driver<'_>, output: &mut Vec<u8>, verbosity: Verbosity) -> Exit {
     let notices = Notices::new(verbosity);
-    let request =
-        ProbeRequest { name: true, memory: true, utilization: true, compute_mode: true, processes: true };
+    let verbose = verbosity == Verbosity::Verbose;
+    let request = ProbeRequest {
+        name: true,
+        memory: true,
+        utilization: true,
+        compute_mode: true,
+        processes: true,
+        facts: verbose || matches!(form, Form::Json),
+    };
     let devices = match driver.probe(&request) {
         Ok(devices) => devices,
         Err(error) => {
@@ -68,7 +75,7 @@ fn list(form: &Form, driver: &Driver<'_>, output: &mut Vec<u8>, verbosity: Verbo
             let devices: Vec<Value> = rows.iter().map(|row| device_json(row.device, &row.holders)).collect();
             format!("{}\n", json!({ "devices": devices }))
         }
-        Form::Table { columns } => table::text(&rows, verbosity == Verbosity::Verbose, *columns),
+        Form::Table { columns } => table::text(&rows, verbose, *columns),
     };
     output.extend(text.into_bytes());
     Exit::Ok
@@ -98,7 +105,7 @@ fn known_json<T>(value: &Known<T>, text: impl FnOnce(&T) -> Value) -> (Value, Op
 
 /// One device for programs: bytes, percents, and the reason for every null.
 fn device_json(device: &DeviceSnapshot, holders: &[Holder]) -> Value {
-    let mut unreadable = serde_json::Map::new();
+    let mut unreadable = Map::new();
     let mut take = |name: &str, (value, reason): (Value, Option<String>)| {
         if let Some(reason) = reason {
             unreadable.insert(name.to_owned(), json!(reason));
@@ -135,6 +142,11 @@ fn device_json(device: &DeviceSnapshot, holders: &[Holder]) -> Value {
             json!(list.collect::<Vec<_>>())
         }),
     );
+    let facts: Map<String, Value> = device
+        .facts
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), take(name, known_json(value, |value| json!(value)))))
+        .collect();
     let holders: Vec<Value> = holders
         .iter()
         .map(|holder| {
@@ -159,6 +171,7 @@ fn device_json(device: &DeviceSnapshot, holders: &[Holder]) -> Value {
         "memory_utilization": memory_utilization,
         "compute_mode": compute_mode,
         "processes": processes,
+        "facts": facts,
         "held_by": holders,
         "unreadable": unreadable,
     })

@@ -114,8 +114,11 @@ impl Device {
             fields.push(Field::Energy);
         }
         let handle = nvml.handle_of(&identity).ok();
-        // A slice has none of the values that the limits are for.
-        let limits = handle.filter(|_| role != Role::Slice).map(|handle| nvml.ceilings(handle));
+        // A slice has none of the values that the limits are for, nor facts of its own.
+        let whole = handle.filter(|_| role != Role::Slice);
+        let limits = whole.map(|handle| nvml.ceilings(handle));
+        let facts = whole.map(|handle| nvml.facts(handle)).unwrap_or_default();
+        let identity = Arc::new(DeviceIdentity { facts, ..identity.as_ref().clone() });
         Self {
             handle,
             bounds: Bounds::new(limits.unwrap_or_default()),

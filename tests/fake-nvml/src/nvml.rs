@@ -425,6 +425,26 @@ nvml! {
     [nvmlDeviceGetDetailedEccErrors](device: Device, error: c_uint, counter: c_uint, counts: *mut [c_ulonglong; 4])
         Target::Handle(device) => |call| put(counts, [0, 0, ulong(counted(ecc(call.whole()?, error, counter)?, call)?), 0]);
 
+    [nvmlDeviceGetRemappedRows](device: Device, corrected: *mut c_uint, uncorrected: *mut c_uint, pending: *mut c_uint,
+        failed: *mut c_uint) Target::Handle(device) => |call| {
+        let gpu = call.whole()?;
+        let waits = uint(now(gpu.row_remap_pending.as_ref(), call)?);
+        put(corrected, 0)?;
+        put(uncorrected, waits)?;
+        put(pending, waits)?;
+        put_now(failed, gpu.row_remap_failed.as_ref(), call)
+    };
+    [nvmlDeviceGetRetiredPages](device: Device, cause: c_uint, count: *mut c_uint, addresses: *mut u64) Target::Handle(device) => |call| {
+        let pages = uint(now(call.whole()?.retired_pages.as_ref(), call)?);
+        let pages = if cause == 1 { pages } else { 0 };
+        let room = get(count)?;
+        put(count, pages)?;
+        if room < pages {
+            return Err(INSUFFICIENT_SIZE);
+        }
+        (0..pages as usize).try_for_each(|page| put(addresses.wrapping_add(page), page as u64 * 4096))
+    };
+
     // ---- PCIe and NVLink ----
     [nvmlDeviceGetPcieThroughput](device: Device, direction: c_uint, value: *mut c_uint) Target::Handle(device) => |call| {
         let gpu = call.whole()?;

@@ -223,6 +223,12 @@ gpu_struct! {
     ecc_aggregate_corrected: Counter,
     /// Errors of the card's life.
     ecc_aggregate_uncorrected: Counter,
+    /// 0 or 1: a remap of memory rows waits for a reset.
+    row_remap_pending: Signal,
+    /// 0 or 1: a remap of memory rows has failed.
+    row_remap_failed: Signal,
+    /// Pages taken out of use, all of them for double bit errors.
+    retired_pages: Signal,
     /// Bytes sent over PCIe: field 197 counts them, `nvmlDeviceGetPcieThroughput` gives the rate.
     pcie_tx: Counter,
     /// Bytes received over PCIe (field 198).
