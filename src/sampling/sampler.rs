@@ -122,6 +122,10 @@ impl Sampler {
         for scope in [Scope::Host, Scope::Job, Scope::Gpurun] {
             sampler.open_whole(scope);
         }
+        let energies = sampler.settings.metrics.of_scope(Scope::Host).any(|id| id.get().group == "powercap");
+        if energies && sampler.host.energy_is_refused() {
+            sampler.notices.push(Notice::NoEnergyPermission);
+        }
         Ok(sampler)
     }
 

@@ -20,6 +20,7 @@ mod lease;
 mod logged;
 mod main_job;
 mod nvitop;
+mod powercap;
 mod python;
 mod readers;
 mod record;

@@ -140,6 +140,30 @@ catalogue! {
         absent: "outside a limited cgroup",
         about: "memory that the cgroup allows",
     }
+    HostCpuPower {
+        Host, "cpu_power", "W", Counter, Cheap, "powercap", Whole,
+        source: "/sys/class/powercap, package",
+        absent: "hosts without the counters; users who may not read them",
+        about: "power of all CPU packages",
+    }
+    HostCpuEnergyUsed {
+        Host, "cpu_energy_used", "J", Amount, Cheap, "powercap", Whole,
+        source: "/sys/class/powercap, package",
+        absent: "hosts without the counters; users who may not read them",
+        about: "energy that all CPU packages used in the window: the sum over windows is that of the run",
+    }
+    HostDramPower {
+        Host, "dram_power", "W", Counter, Cheap, "powercap", Whole,
+        source: "/sys/class/powercap, dram",
+        absent: "hosts without the counters; users who may not read them",
+        about: "power of the memory modules, where the CPU counts it apart",
+    }
+    HostDramEnergyUsed {
+        Host, "dram_energy_used", "J", Amount, Cheap, "powercap", Whole,
+        source: "/sys/class/powercap, dram",
+        absent: "hosts without the counters; users who may not read them",
+        about: "energy that the memory modules used in the window",
+    }
     GpuGpuUtilization {
         Gpu, "gpu_utilization", "%", Gauge, Cheap, "utilization", Device,
         source: "nvmlDeviceGetUtilizationRates",

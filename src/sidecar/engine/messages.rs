@@ -36,6 +36,10 @@ impl Messages {
         self.notices.warn(line);
     }
 
+    pub(super) fn detail_once(&self, line: &str) {
+        self.notices.detail_once(line);
+    }
+
     pub(super) fn warn_once(&self, line: &str) {
         self.notices.warn_once(line);
     }
