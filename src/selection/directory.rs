@@ -279,3 +279,59 @@ fn identity(metadata: &std::fs::Metadata) -> (u64, u64) {
 pub(super) fn unusable(path: &Path, error: &io::Error) -> SelectionError {
     SelectionError::LeaseDirectory { path: path.to_owned(), why: error.to_string() }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::model::id::GpuUuid;
+    use crate::model::selection::Hold;
+    use crate::selection::choose::LeaseState;
+    use crate::selection::lease::Outer;
+    use crate::sys::escape::is_unsafe;
+    use crate::tests::fuzz::fuzz;
+
+    const NOTE: &str = r#"{"pid":7,"job":8,"uid":1000,"user":"ann","command":"python x.py","since":1790000000,"share":2,"token":"0123","devices":["GPU-1"]}"#;
+
+    #[test]
+    fn fuzz_no_lease_note_or_ticket_makes_gpurun_panic_or_frees_a_gpu() {
+        let dir = tempfile::tempdir().unwrap();
+        let leases = LeaseDirectory::open_or_create(dir.path()).unwrap();
+        let uuid = GpuUuid::new("GPU-1");
+        let held = leases.lock("GPU-1.lock", true, Duration::ZERO).unwrap().unwrap();
+        let ticket = leases.lock("wait.00000000000000000001.a.lock", true, Duration::ZERO).unwrap().unwrap();
+        let edit = (any::<prop::sample::Index>(), 0usize..30, prop::collection::vec(any::<u8>(), 0..20));
+        let note = prop_oneof![
+            3 => prop::collection::vec(edit, 0..4).prop_map(|edits| {
+                let mut note = NOTE.as_bytes().to_vec();
+                for (at, removed, inserted) in edits {
+                    let at = at.index(note.len() + 1);
+                    let end = (at + removed).min(note.len());
+                    note.splice(at..end, inserted);
+                }
+                note
+            }),
+            1 => prop::collection::vec(any::<u8>(), 0..6000),
+        ];
+        let outer = "\\PC{0,20}:?(GPU-1(\\+(n|s[0-9]{1,12}))*|[a-z.+,/]{0,20})";
+        fuzz(100, |config| {
+            proptest!(config, |(note in note.clone(), outer in outer)| {
+                for file in [&held, &ticket] {
+                    file.write_all_at(&note, 0).unwrap();
+                    file.set_len(note.len() as u64).unwrap();
+                }
+                let outer = Outer::parse(&outer);
+                for hold in [Hold::Exclusive, Hold::Shared(2)] {
+                    let states = leases.states(&[Some(&uuid)], &outer, hold).unwrap();
+                    prop_assert!(matches!(&states[..], [LeaseState::Held(_)]), "{:?}", states);
+                }
+                let holders = leases.holders(&uuid).unwrap();
+                prop_assert_eq!(holders.len(), 1);
+                prop_assert!(!holders[0].to_string().contains(is_unsafe));
+                prop_assert!(holders[0].to_string().chars().count() < 1000);
+                let _ = leases.anybody_waits(&[&uuid]).unwrap();
+            });
+        });
+    }
+}

@@ -23,6 +23,8 @@ const FOREIGN: &[&str] = &[
     "--path",
     "--workspace",
     "--test",
+    "--lib",
+    "--create",
     // examples/train_steps.py, examples/train.py, benches/nvitop_side_by_side.py
     "--seconds",
     "--show",

@@ -12,8 +12,8 @@ use gpurun::internals::{
     ProcessKey, ReadRow, Row, RowKind, RunEnd, RunInfo, SeriesInfo, Stats, Target, TargetFailure, Wall,
     WindowBatch, WriterReport, WriterSettings,
 };
-use proptest::test_runner::Config as ProptestConfig;
 
+use crate::fuzz::fuzz;
 use crate::support;
 
 mod csv;
@@ -186,12 +186,6 @@ pub(crate) fn parse(dir: &Path, name: &str) -> Target {
         Some(rest) => Target::TensorBoard(dir.join(rest)),
         None => Target::parse(dir.join(name).to_str().unwrap()).unwrap(),
     }
-}
-
-/// How often a property is tried on damaged files: as often as it says, times `GPURUN_TEST_MUTATIONS`.
-fn mutations(cases: u32) -> ProptestConfig {
-    let times = std::env::var("GPURUN_TEST_MUTATIONS").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
-    ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases.saturating_mul(times)) }
 }
 
 fn assert_clean(reports: &[WriterReport]) {

@@ -9,6 +9,7 @@ mod docs;
 mod fake_driver;
 mod faults;
 mod files;
+mod fuzz;
 mod gpu_truth;
 mod hardening;
 mod isolation;
