@@ -5,3 +5,4 @@ pub mod cuda;
 pub mod host;
 pub mod nvml;
 pub mod procfs;
+pub mod share;

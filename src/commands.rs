@@ -1,10 +1,10 @@
 //! The subcommands: one short file each, from what was meant to the call to what is printed.
 
 use std::ffi::OsString;
-use std::io::{self, StdoutLock, Write as _};
+use std::io::{self, Write as _};
 use std::path::Path;
 
-use crate::cli::args::{Command, CommonArgs, ExportArgs};
+use crate::cli::args::{Command, ExportArgs};
 use crate::cli::exit::Exit;
 use crate::cli::logging::LayoutArg;
 use crate::cli::{self, EarlyExit, Invocation};
@@ -20,6 +20,7 @@ mod cuda_order;
 mod devices;
 mod export;
 mod mark;
+mod print;
 mod record;
 pub mod recover;
 mod report;
@@ -27,8 +28,7 @@ mod run;
 mod select;
 mod status;
 
-/// Where answers go.
-type Standard<'a> = StdoutLock<'a>;
+use print::{page, printed, verbosity};
 
 /// The whole program: reads the command line, does what it says, gives the status.
 pub fn main(argv: Vec<OsString>) -> u8 {
@@ -61,15 +61,6 @@ fn say_panics_without_waiting() {
             Notices::new(Verbosity::Normal).error(&format!("internal error: {info}"));
         }
     }));
-}
-
-/// How much a command says.
-fn verbosity(common: &CommonArgs) -> Verbosity {
-    match (common.quiet, common.verbose) {
-        (true, _) => Verbosity::Quiet,
-        (false, true) => Verbosity::Verbose,
-        (false, false) => Verbosity::Normal,
-    }
 }
 
 /// Everything that is not a job.
@@ -112,18 +103,6 @@ fn other(command: Command) -> Exit {
     }
 }
 
-/// Prints a page, or why there is none.
-fn page(page: Result<String, String>, out: &mut dyn io::Write) -> Exit {
-    let notices = Notices::new(Verbosity::Normal);
-    match page {
-        Ok(page) => printed(writeln!(out, "{}", page.trim_end()), out, Exit::Ok, &notices),
-        Err(line) => {
-            notices.error(&line);
-            Exit::Usage
-        }
-    }
-}
-
 /// `gpurun export`.
 fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> Exit {
     let layout = match args.layout {
@@ -140,24 +119,6 @@ fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> 
         }
         Err(error) => {
             notices.error(&error.to_string());
-            Exit::Failed
-        }
-    }
-}
-
-/// The one rule for what is printed: a reader that closed its end has what it wanted, and output that was closed from
-/// the start is wanted by nobody; the status is then that of the command. What cannot be written is a failure.
-fn printed(
-    written: io::Result<()>,
-    out: &mut (impl io::Write + ?Sized),
-    exit: Exit,
-    notices: &Notices,
-) -> Exit {
-    match written.and_then(|()| out.flush()) {
-        Ok(()) => exit,
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => exit,
-        Err(error) => {
-            notices.error(&format!("cannot write to standard output: {error}"));
             Exit::Failed
         }
     }

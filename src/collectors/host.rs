@@ -6,6 +6,7 @@ use std::path::Path;
 use super::cgroup::CgroupLimits;
 use super::procfs::file::{Buffer, KernelFile};
 use super::procfs::parse;
+use super::share::ShareOfTime;
 use crate::model::metric::MetricId;
 use crate::model::reading::Reading;
 use crate::model::time::Mono;
@@ -65,7 +66,7 @@ pub struct HostReader {
     diskstats: Option<KernelFile>,
     net_dev: Option<KernelFile>,
     pressure: [Option<KernelFile>; 3],
-    pressure_counters: [ClampedCounter; 3],
+    pressure_counters: [ShareOfTime; 3],
     cgroup: CgroupLimits,
     /// Limits that were there at the start have series.
     has_cpu_limit: bool,
@@ -73,35 +74,11 @@ pub struct HostReader {
     ticks_per_second: f64,
     last_busy: Option<u64>,
     busy_percent_seconds: f64,
-    cpu_counter: ClampedCounter,
+    cpu_counter: ShareOfTime,
     disks: Totals,
     disk_names: Vec<Box<[u8]>>,
     networks: Totals,
     memory_total: Option<u64>,
-}
-
-/// Slightly less than 100 %, so that no rounding shows more.
-const FULL_RATE: f64 = 99.999_999_9;
-
-/// A share of time as a growing total of percent x seconds. The kernel adds to it in steps, which over a short
-/// time can be more than 100 %: the excess is passed on with the next reads, so that nothing is lost.
-#[derive(Clone, Copy, Debug, Default)]
-struct ClampedCounter {
-    /// The instant and the total of the last read.
-    last: Option<(Mono, f64)>,
-}
-
-impl ClampedCounter {
-    fn clamp(&mut self, now: Mono, total: f64) -> f64 {
-        let clamped = match self.last {
-            None => total,
-            // A total that begins anew is for the windows to see.
-            Some((_, last)) if total < last => total,
-            Some((before, last)) => total.min(last + FULL_RATE * now.seconds_since(before)),
-        };
-        self.last = Some((now, clamped));
-        clamped
-    }
 }
 
 /// The pressure metrics and their resources: `/proc/pressure/cpu`, or `cpu.pressure` of a limited cgroup.
@@ -145,7 +122,7 @@ impl HostReader {
             ticks_per_second,
             last_busy: None,
             busy_percent_seconds: 0.0,
-            cpu_counter: ClampedCounter::default(),
+            cpu_counter: ShareOfTime::default(),
             disks: Totals::default(),
             disk_names: Vec::new(),
             networks: Totals::default(),

@@ -5,6 +5,7 @@
 //! This room never keeps time, never averages, and never decides how often something is read.
 
 mod calls;
+mod ceilings;
 mod error;
 mod fields;
 mod probe;
@@ -21,6 +22,7 @@ use nvml_wrapper::error::NvmlError as WrapperError;
 use nvml_wrapper_sys::bindings as sys;
 
 pub use calls::{Handle, MemoryInfo};
+pub use ceilings::Ceilings;
 pub use error::{CallResult, Fault, NvmlError};
 pub use fields::{Field, FieldNumber, FieldRequest};
 pub use processes::{ProcessBuffer, ProcessEntry, UtilizationSample};

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 
-use super::{Standard, printed};
+use super::print::{Standard, printed};
 use crate::cli::exit::Exit;
 use crate::collectors::nvml::{Nvml, NvmlError};
 use crate::link::{SidecarEnd, ToMinder};

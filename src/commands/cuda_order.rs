@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use super::printed;
+use super::print::printed;
 use crate::cli::exit::Exit;
 use crate::collectors::cuda;
 use crate::sys::notice::{Notices, Verbosity};

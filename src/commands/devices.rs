@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::answer::{Asked, Driver, answer};
-use super::{Standard, verbosity};
+use super::print::{Standard, verbosity};
 use crate::cli::args::DevicesArgs;
 use crate::cli::exit::Exit;
 use crate::model::device::{ComputeMode, DeviceSnapshot, ProbeRequest};

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::printed;
+use super::print::printed;
 use crate::cli::args::ReportArgs;
 use crate::cli::exit::Exit;
 use crate::model::device::DeviceIdentity;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::printed;
+use super::print::printed;
 use crate::cli::args::StatusArgs;
 use crate::cli::exit::Exit;
 use crate::control::{self, Client, ClientError};

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 use super::connection::{Connection, ReadOutcome};
 use super::directory::SocketDirectory;
+use super::event::{ControlEvent, Settings, Shared};
 use super::os;
-use super::server::{ControlEvent, Settings, Shared};
 use super::stacks::Stacks;
 use crate::model::loss::Loss;
 use crate::sys::{clock, users};

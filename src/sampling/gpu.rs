@@ -5,6 +5,7 @@
 //! that does not come back is left behind. `nvmlShutdown` is the thread's own last act, so it can never meet a call in
 //! flight. Frames go round in three buffers: in steady state nothing is allocated.
 
+mod bounds;
 mod device;
 mod exchange;
 mod fields;

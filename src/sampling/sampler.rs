@@ -209,7 +209,11 @@ impl Sampler {
         let pace = match metric {
             MetricId::JobMemoryPss => settings.pss_interval,
             _ if entry.group == "gpu_processes" => settings.gpu_processes_interval,
-            _ if entry.tier == Tier::Expensive => settings.expensive_interval,
+            _ if entry.tier == Tier::Expensive
+                || (entry.tier == Tier::OptIn && entry.scope == Scope::Gpu) =>
+            {
+                settings.expensive_interval
+            }
             _ => settings.interval,
         };
         let info = Arc::new(SeriesInfo {

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::fd::AsFd as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,15 @@ use super::choice::{self, Chosen, Refusal, Wish};
 use super::engine::{Engine, EngineEnd, EngineSettings, Inbox, ToEngine, Unfinished};
 use super::load_check::LoadCheck;
 use super::process::{self, Talk};
+use super::stops::Stops;
 use super::watched::Watched;
 use super::{describe, targets};
 use crate::cli::exit::Exit;
 use crate::cli::logging::Logging;
+use crate::collectors::cgroup::OomWatch;
 use crate::control;
 use crate::link::{Closed, Job, Ready, ReapedProcess, SidecarEnd, ToMinder, ToSidecar};
+use crate::model::cause::Cause;
 use crate::model::loss::Losses;
 use crate::model::run::{JobExit, RunInfo};
 use crate::model::selection::Settings;
@@ -97,6 +100,7 @@ struct Prepared {
     opened: Option<Opened>,
     inbox: Inbox,
     socket: Option<control::Server>,
+    oom: Option<OomWatch>,
 }
 
 impl Prepared {
@@ -124,7 +128,8 @@ impl Prepared {
         let opened = targets::create(checked, &setup.logging, notices)?;
         let inbox = Inbox::new();
         let socket = listen(&inbox, &run.run, pid, notices);
-        Ok(Self { run, chosen, surroundings, signals, opened, inbox, socket })
+        let oom = OomWatch::start(Path::new("/proc"), Path::new("/sys/fs/cgroup"));
+        Ok(Self { run, chosen, surroundings, signals, opened, inbox, socket, oom })
     }
 
     fn ready(&self, logging: &Logging) -> Ready {
@@ -203,7 +208,7 @@ impl Beside<'_> {
     /// Follows the job to its end and finishes the files; the exit status.
     fn run(self, prepared: Prepared, link: SidecarEnd) -> u8 {
         let Self { setup, job, notices, .. } = self;
-        let Prepared { run, mut chosen, surroundings, signals, opened, inbox, socket } = prepared;
+        let Prepared { run, mut chosen, surroundings, signals, opened, inbox, socket, oom } = prepared;
         let watch = JobWatch::open(job.pid);
         if let (Some(lease), Ok(pid)) = (&mut chosen.lease, u32::try_from(job.pid)) {
             lease.note_job(pid);
@@ -232,7 +237,9 @@ impl Beside<'_> {
                 return nothing_logged(talk.link(), notices, &format!("cannot start a thread: {error}"));
             }
         };
-        let exit = follow(&talk, &engine, chosen.lease.as_mut(), notices);
+        let mut stops = Stops::default();
+        let exit = follow(&talk, &engine, &mut stops, chosen.lease.as_mut(), notices);
+        let cause = Cause { signal: stops.before_end(), out_of_memory: oom.and_then(|oom| oom.killed()) };
         if exit.is_err() {
             // The minder was killed: its work is done from here.
             watch.wait();
@@ -242,7 +249,7 @@ impl Beside<'_> {
         }
         let losses = socket.map(|socket| socket.stop(LAST_MARKS)).unwrap_or_default();
         let (end, left) = finish(engine, exit, &talk);
-        let ended = Ended { left, losses, held: chosen.lease.is_some() };
+        let ended = Ended { left, losses, cause, held: chosen.lease.is_some() };
         say_end(end, &ended, &setup.logging, notices);
         talk.link().send(&ToMinder::Done);
         Exit::Ok.code()
@@ -263,6 +270,7 @@ fn nothing_logged(link: &SidecarEnd, notices: &Notices, why: &str) -> u8 {
 fn follow(
     talk: &Talk,
     engine: &Engine,
+    stops: &mut Stops,
     mut lease: Option<&mut Lease>,
     notices: &Notices,
 ) -> Result<Option<JobExit>, Closed> {
@@ -276,6 +284,7 @@ fn follow(
             restore(lease, notices);
         }
         match talk.next(next_look) {
+            Ok(Some(ToSidecar::Signalled(stop))) => stops.add(&stop),
             Ok(Some(ToSidecar::Reaped(reaped))) => engine.reaped(usage(&reaped)),
             Ok(Some(ToSidecar::Suspended(at))) => {
                 suspended = true;
@@ -298,7 +307,7 @@ fn follow(
     }
 }
 
-/// Makes the lease visible again where somebody removed its files.
+/// Makes the lease visible again where its files were removed.
 fn restore(lease: &mut Lease, notices: &Notices) {
     // What cannot be made again now is tried again.
     for uuid in lease.restore().unwrap_or_default() {
@@ -374,6 +383,8 @@ fn finish(
 
 /// What is known of a job that has ended, besides what was measured.
 struct Ended {
+    /// Why it ended.
+    cause: Cause,
     /// Processes that it left behind.
     left: Vec<i32>,
     /// What it said and gpurun did not record.
@@ -404,6 +415,7 @@ fn say_end(end: Result<EngineEnd, Unfinished>, ended: &Ended, logging: &Logging,
     }
     let mut summary = Summary::new(&end.run, &end.end, &end.totals, targets::summaries(&end.reports), left);
     summary.add_losses(&ended.losses);
+    summary.add_cause(&ended.cause);
     if ended.held {
         summary.add_hold();
     }

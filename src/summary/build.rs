@@ -1,11 +1,13 @@
 //! The summary of a run from its totals.
 
+use crate::model::cause::Cause;
 use crate::model::device::DeviceIdentity;
 use crate::model::loss::{Loss, Losses};
 use crate::model::metric::{MetricId, Scope};
 use crate::model::run::{JobExit, RunEnd, RunInfo, SCHEMA_VERSION};
 use crate::model::signal;
 
+use super::cause::words_of_cause;
 use super::facts::facts;
 use super::json::{
     DroppedSummary, ExitSummary, Figures, GpuSummary, HostSummary, JobSummary, LeftoverSummary,
@@ -49,6 +51,7 @@ impl Summary {
                 code: if let JobExit::Code(code) = exit { Some(code) } else { None },
                 signal: if let JobExit::Signal { signal, .. } = exit { Some(signal) } else { None },
                 words: exit_words(exit),
+                cause: None,
             }),
             driver: run.driver.clone(),
             gpus: run.devices.iter().map(|d| gpu(totals, d)).collect(),
@@ -93,6 +96,13 @@ impl Summary {
     /// Notes that gpurun chose and held the GPUs for the job, which says more of one that was not used.
     pub fn add_hold(&mut self) {
         self.facts = facts(self, self.duration_s, true);
+    }
+
+    /// Adds why the job ended, as far as that is known.
+    pub fn add_cause(&mut self, cause: &Cause) {
+        if let Some(exit) = &mut self.exit {
+            exit.cause = words_of_cause(exit.signal, cause);
+        }
     }
 
     /// Adds what the job said and gpurun did not record.

@@ -1,5 +1,9 @@
 //! The fold itself: takes samples and marks in, in any order within the slack, and gives batches out. It keeps time
-//! and the spans; what marks mean is in [`super::marks`]. Never reads a clock: every instant is an argument.
+//! and the spans; what marks mean is in [`marks`]. Never reads a clock: every instant is an argument.
+
+mod marks;
+mod scalars;
+mod steps;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -16,12 +20,14 @@ use crate::model::window::{Row, RowKind, WindowBatch};
 
 use super::accumulator::{Acc, Series};
 use super::durations::StepSeries;
-use super::marks::Stack;
+
 use super::open_tags::{MarkError, OpenTags};
 use super::piece::{Piece, Table};
 use super::points::Labels;
 use super::queue::{Event, Queue, What};
 use super::span::{Epoch, Span, TagOf};
+
+use marks::Stack;
 
 /// Suspensions that are remembered for the times of steps that began before them.
 const SUSPENSIONS: usize = 64;
@@ -66,33 +72,33 @@ pub struct Collected {
 /// Samples and marks in, batches of rows out. The rules are those of [`windowing`](crate::windowing).
 #[derive(Debug)]
 pub struct Fold {
-    pub(super) settings: FoldSettings,
+    settings: FoldSettings,
     start: Mono,
     window_ns: u64,
     queue: Queue,
     open_tags: OpenTags,
     /// Everything before this instant was applied.
-    pub(super) horizon: Mono,
+    horizon: Mono,
     /// Suspended nanoseconds so far, the present suspension not counted.
     offset: u64,
     suspended: Option<Mono>,
     suspensions: VecDeque<(Mono, Mono)>,
-    pub(super) table: Table,
+    table: Table,
     freed: Vec<SeriesId>,
-    pub(super) labels: Labels,
+    labels: Labels,
     /// Spans that are not given out yet: the periodic window, which is always the first, open tags, and rows of steps.
-    pub(super) spans: Vec<Span>,
+    spans: Vec<Span>,
     /// Spans that are over and go out once they are settled.
-    pub(super) ended: VecDeque<Span>,
-    pub(super) stacks: HashMap<u32, Stack>,
+    ended: VecDeque<Span>,
+    stacks: HashMap<u32, Stack>,
     /// The epoch that any client said last.
-    pub(super) epoch: Option<i64>,
+    epoch: Option<i64>,
     /// How often each tag was opened.
-    pub(super) occurrences: HashMap<(Arc<str>, Option<i32>), u32>,
+    occurrences: HashMap<(Arc<str>, Option<i32>), u32>,
     ordinals: HashMap<(RowKind, Arc<str>, Option<i32>), u64>,
     next_span: u64,
     spare: Vec<Vec<Acc>>,
-    pub(super) step_series: StepSeries,
+    step_series: StepSeries,
 }
 
 impl Fold {

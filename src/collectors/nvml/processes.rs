@@ -3,6 +3,7 @@
 //! Drivers exist whose entries have another size than their function's version promises, which turns every entry
 //! from the second on into noise. So the size is judged by what it makes of the bytes.
 
+use std::cmp::Reverse;
 use std::ffi::{c_uint, c_void};
 use std::sync::atomic::Ordering;
 
@@ -155,7 +156,7 @@ fn long(raw: &[u64], byte: usize) -> u64 {
     raw.get(byte / 8).copied().unwrap_or(BLANK)
 }
 
-/// Reads `count` entries of `stride` bytes; appends the possible ones and says how many were impossible.
+/// Reads `count` entries of `stride` bytes; appends those that name a process and says how many are impossible.
 fn decode(
     raw: &[u64],
     count: usize,
@@ -170,33 +171,36 @@ fn decode(
         let memory = long(raw, at + 8);
         let fits = |bytes: u64| bytes == u64::MAX || total.is_none_or(|total| bytes <= total);
         let instance = |id: u32| id == u32::MAX || id < INSTANCES;
-        let possible = pid != 0
+        let sized = fits(memory) && (stride < 32 || fits(long(raw, at + 24)));
+        let named = pid != 0
             && pid <= PID_MAX
-            && fits(memory)
-            && (stride < 24 || (instance(word(raw, at + 16)) && instance(word(raw, at + 20))))
-            && (stride < 32 || fits(long(raw, at + 24)));
-        if possible {
-            out.push(ProcessEntry { pid, memory: (memory != u64::MAX).then_some(memory), compute: false });
-        } else {
+            && (stride < 24 || (instance(word(raw, at + 16)) && instance(word(raw, at + 20))));
+        if named {
+            // One that holds more than there is holds we do not know what: it is there all the same.
+            let memory = Some(memory).filter(|bytes| sized && *bytes != u64::MAX);
+            out.push(ProcessEntry { pid, memory, compute: false });
+        }
+        if !(named && sized) {
             impossible += 1;
         }
     }
     impossible
 }
 
-/// Reads `count` entries by the entry size that leaves the fewest impossible ones; the promised one where that does
-/// not decide.
+/// Reads `count` entries by the entry size that leaves the fewest impossible ones, then that which names the most
+/// processes; the promised one where that does not decide.
 fn decode_best(raw: &[u64], count: usize, version: usize, total: Option<u64>, out: &mut Vec<ProcessEntry>) {
     let sizes = strides(version);
-    let mut best = (usize::MAX, sizes[0]);
+    let mut best = ((usize::MAX, Reverse(0)), sizes[0]);
     for stride in sizes {
         out.clear();
         let impossible = decode(raw, count, stride, total, out);
         if impossible == 0 {
             return;
         }
-        if impossible < best.0 {
-            best = (impossible, stride);
+        let score = (impossible, Reverse(out.len()));
+        if score < best.0 {
+            best = (score, stride);
         }
     }
     out.clear();
@@ -409,13 +413,14 @@ mod tests {
     }
 
     #[test]
-    fn garbage_between_good_entries_is_dropped() {
+    fn garbage_between_good_entries_is_dropped_and_a_process_without_size_is_not() {
         let good = 300 << 20;
         let entries = [(100, good), (0, good), (u32::MAX, good), (7, TOTAL + 1), (200, good)];
         for stride in [16, 24, 32] {
             let mut out = Vec::new();
             decode_best(&layout(&entries, stride), 5, 0, Some(TOTAL), &mut out);
-            assert_eq!(out.iter().map(|entry| entry.pid).collect::<Vec<_>>(), [100, 200], "{stride} bytes");
+            let found: Vec<_> = out.iter().map(|entry| (entry.pid, entry.memory)).collect();
+            assert_eq!(found, [(100, Some(good)), (7, None), (200, Some(good))], "{stride} bytes");
         }
     }
 

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use super::bounds::Bounds;
 use super::fields::FIELD_COUNTERS;
 use super::settings::GpuSettings;
-use super::totals::{EnergyMeter, PowerIntegral, Unwrapped};
+use super::totals::{PowerIntegral, Total};
 use super::{GpuNews, Role};
 use crate::collectors::nvml::{CallResult, Fault, Field, FieldRequest, Handle, Nvml, ProcessBuffer};
 use crate::model::device::DeviceIdentity;
@@ -28,6 +29,8 @@ pub(super) struct Device {
     pub(super) identity: Arc<DeviceIdentity>,
     pub(super) role: Role,
     pub(super) handle: Option<Handle>,
+    /// What its values can be.
+    pub(super) bounds: Bounds,
     /// When a lost device is looked for again.
     pub(super) retry_at: Mono,
     pub(super) wanted: MetricSet,
@@ -36,12 +39,13 @@ pub(super) struct Device {
     /// What this device or driver will never answer.
     pub(super) unsupported: MetricSet,
     pub(super) fields: FieldRequest,
-    pub(super) counters: [Unwrapped; FIELD_COUNTERS.len()],
+    pub(super) counters: [Total; FIELD_COUNTERS.len()],
     pub(super) wrap_reported: bool,
     /// Field values that turned out unsupported are asked for by their older calls.
     pub(super) throttle_by_call: [bool; 2],
     pub(super) energy_by_call: bool,
-    pub(super) energy: EnergyMeter,
+    /// In mJ.
+    pub(super) energy: Total,
     /// There is no energy counter: power is integrated.
     pub(super) integrate: bool,
     pub(super) integral: PowerIntegral,
@@ -97,18 +101,22 @@ impl Device {
         if energies.into_iter().any(|id| wanted.has(id)) {
             fields.push(Field::Energy);
         }
+        let handle = nvml.handle_of(identity.uuid.as_str()).ok();
+        // A slice has none of the values that the limits are for.
+        let limits = handle.filter(|_| role != Role::Slice).map(|handle| nvml.ceilings(handle));
         Self {
-            handle: nvml.handle_of(identity.uuid.as_str()).ok(),
+            handle,
+            bounds: Bounds::new(limits.unwrap_or_default()),
             retry_at: Mono::default(),
             wanted,
             expensive: settings.expensive(),
             unsupported: MetricSet::NONE,
             fields: FieldRequest::new(&fields),
-            counters: [Unwrapped::default(); FIELD_COUNTERS.len()],
+            counters: [Total::default(); FIELD_COUNTERS.len()],
             wrap_reported: false,
             throttle_by_call: [false; 2],
             energy_by_call: false,
-            energy: EnergyMeter::default(),
+            energy: Total::default(),
             integrate: false,
             integral: PowerIntegral::default(),
             unified: if role == Role::Whole { None } else { Some(false) },
@@ -128,7 +136,7 @@ impl Device {
     pub(super) fn driver_reloaded(&mut self) {
         self.handle = None;
         self.retry_at = Mono::default();
-        self.energy.rebase();
+        self.energy.forget();
         for counter in &mut self.counters {
             counter.forget();
         }
@@ -181,6 +189,9 @@ impl Device {
         match pass.nvml.handle_of(self.identity.uuid.as_str()) {
             Ok(handle) => {
                 self.handle = Some(handle);
+                if self.role != Role::Slice {
+                    self.bounds = Bounds::new(pass.nvml.ceilings(handle));
+                }
                 for counter in &mut self.counters {
                     counter.forget();
                 }
@@ -239,6 +250,9 @@ impl Device {
         match result {
             Err(fault) if fault.is_fatal() => return Err(fault),
             _ if !self.wanted.has(id) => {}
+            Ok(value) if !self.bounds.allows(id, value, self.total) => {
+                return self.enter(pass, id, Err(Fault::Implausible));
+            }
             Ok(value) => pass.out.readings.push((id, Reading::Value(value))),
             Err(fault) => {
                 if fault.is_permanent() {

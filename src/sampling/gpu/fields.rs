@@ -1,6 +1,7 @@
 //! Values that come as field values, in one call; what the driver lacks there, by the older calls.
 
 use super::device::{Device, Pass};
+use super::totals::Rise;
 use crate::collectors::nvml::{CallResult, Fault, Field, FieldNumber, Handle};
 use crate::model::metric::MetricId;
 use crate::model::reading::{Reading, Reason};
@@ -71,12 +72,7 @@ impl Device {
             Field::ThrottledPower if unsupported => self.throttle_by_call[0] = true,
             Field::ThrottledThermal if unsupported => self.throttle_by_call[1] = true,
             Field::Energy if unsupported => self.energy_by_call = true,
-            Field::Energy => {
-                let count = answer.and_then(|number| number.as_count().ok_or(Fault::Implausible));
-                let joules = count.map(|millijoules| self.energy.feed(millijoules));
-                self.enter(pass, MetricId::GpuEnergy, joules)?;
-                self.enter(pass, MetricId::GpuEnergyUsed, joules)?;
-            }
+            Field::Energy => self.enter_energy(pass, answer)?,
             Field::MemoryTemperature => {
                 // Cards without the sensor answer 0, which no memory at work has.
                 let degrees = answer.map(FieldNumber::as_f64);
@@ -85,32 +81,59 @@ impl Device {
                 self.enter(pass, MetricId::GpuMemoryTemperature, degrees)?;
             }
             counter => {
-                let known =
-                    FIELD_COUNTERS.iter().zip(&mut self.counters).find(|((field, ..), _)| *field == counter);
-                if let Some(((_, id, scale), unwrapped)) = known {
-                    let bytes = matches!(counter, Field::PcieTx | Field::PcieRx);
-                    let count =
-                        answer.and_then(|number| unwrapped.feed(number, bytes).ok_or(Fault::Implausible));
-                    let wrapped = bytes && unwrapped.has_wrapped();
-                    self.enter(pass, *id, count.map(|count| count as f64 * scale))?;
-                    if wrapped && !self.wrap_reported {
-                        self.wrap_reported = true;
-                        self.report(pass, Some(*id), Reason::Other(WRAPS.into()));
-                    }
+                let place = FIELD_COUNTERS.iter().position(|(field, ..)| *field == counter);
+                if let Some(place) = place {
+                    self.enter_counter(pass, place, answer)?;
                 }
             }
         }
         Ok(())
     }
 
+    /// Enters one of [`FIELD_COUNTERS`].
+    fn enter_counter(
+        &mut self,
+        pass: &mut Pass<'_>,
+        place: usize,
+        answer: CallResult<FieldNumber>,
+    ) -> CallResult<()> {
+        let (Some((field, id, scale)), Some(total)) =
+            (FIELD_COUNTERS.get(place), self.counters.get_mut(place))
+        else {
+            return Ok(());
+        };
+        let bytes = matches!(field, Field::PcieTx | Field::PcieRx);
+        let rise = Rise { fastest: self.bounds.fastest(*id) / scale, wide_wraps: bytes };
+        let count = answer.and_then(|number| total.feed(pass.at, number, rise));
+        let wrapped = bytes && total.has_wrapped();
+        self.enter(pass, *id, count.map(|count| count as f64 * scale))?;
+        if wrapped && !self.wrap_reported {
+            self.wrap_reported = true;
+            self.report(pass, Some(*id), Reason::Other(WRAPS.into()));
+        }
+        Ok(())
+    }
+
+    /// Enters the counter of energy, in mJ.
+    fn enter_energy(&mut self, pass: &mut Pass<'_>, answer: CallResult<FieldNumber>) -> CallResult<()> {
+        let rise = Rise { fastest: self.bounds.fastest(MetricId::GpuEnergy) * 1e3, wide_wraps: false };
+        let total = answer.and_then(|number| self.energy.feed(pass.at, number, rise));
+        let joules = total.map(|millijoules| millijoules as f64 / 1e3);
+        self.enter(pass, MetricId::GpuEnergy, joules)?;
+        self.enter(pass, MetricId::GpuEnergyUsed, joules)
+    }
+
     /// What old drivers do not have as field values.
     fn read_by_older_calls(&mut self, pass: &mut Pass<'_>, device: Handle) -> CallResult<()> {
         let nvml = pass.nvml;
-        for (thermal, id) in [(false, MetricId::GpuThrottledPower), (true, MetricId::GpuThrottledThermal)] {
-            if self.throttle_by_call.get(usize::from(thermal)) == Some(&true) {
-                self.gauge(pass, id, || {
-                    nvml.violation_ns(device, thermal).map(|ns| ns as f64 * (100.0 / 1e9))
-                })?;
+        for (place, thermal) in [false, true].into_iter().enumerate() {
+            if self.throttle_by_call[place] {
+                let id = FIELD_COUNTERS[place].1;
+                let answer = match self.unsupported.has(id) {
+                    true => Err(Fault::NOT_SUPPORTED),
+                    false => nvml.violation_ns(device, thermal).map(FieldNumber::Wide),
+                };
+                self.enter_counter(pass, place, answer)?;
             }
         }
         if self.energy_by_call && !self.integrate {
@@ -119,11 +142,7 @@ impl Device {
                     self.integrate = true;
                     self.report(pass, Some(MetricId::GpuEnergy), fault.reason());
                 }
-                result => {
-                    let joules = result.map(|millijoules| self.energy.feed(millijoules));
-                    self.enter(pass, MetricId::GpuEnergy, joules)?;
-                    self.enter(pass, MetricId::GpuEnergyUsed, joules)?;
-                }
+                result => self.enter_energy(pass, result.map(FieldNumber::Wide))?,
             }
         }
         if self.integrate

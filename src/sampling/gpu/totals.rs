@@ -1,66 +1,90 @@
-//! Running totals of one device: counters that wrap, energy since the run began. Pure arithmetic.
+//! Running totals of one device: counters that wrap or jump, and the integral of power. Pure arithmetic.
 
 use std::time::Duration;
 
-use crate::collectors::nvml::FieldNumber;
+use crate::collectors::nvml::{CallResult, Fault, FieldNumber};
 use crate::model::time::Mono;
 
-/// A counter that may wrap at 2^32: always in its narrow form, and in its wide one where the driver says that it
-/// wraps without saying at what.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Unwrapped {
-    last: Option<u64>,
-    /// Whole rounds so far.
-    rounds: u64,
+/// The rise of a counter of the driver since its first reading, as far as it can be believed.
+///
+/// A reading that is lower than the last, or higher than anything could have made it, is doubtful: it gives no value. If
+/// the next one follows from the one before the doubtful one, that was noise; if it follows from the doubtful one, the
+/// counter has begun anew there, and what lies between the two is nobody's to tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Total {
+    last: Option<(Mono, u64)>,
+    doubtful: Option<(Mono, u64)>,
+    risen: u64,
+    /// What of it was given out: never more than there was time for. The rest comes with the next readings.
+    given: u64,
+    wrapped: bool,
 }
 
-impl Unwrapped {
-    /// The running total; `None` for a number that is no count. `wide_wraps` says whether a wide form may wrap too.
-    pub(super) fn feed(&mut self, number: FieldNumber, wide_wraps: bool) -> Option<u64> {
+/// How a counter rises.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rise {
+    /// The most in a second, in the counter's unit.
+    pub(super) fastest: f64,
+    /// Whether a counter of 64 bits may wrap at 2^32; one of 32 bits always may.
+    pub(super) wide_wraps: bool,
+}
+
+/// The driver brings its counters up to date every so often: as much more may be in one reading, in seconds.
+const LAG: f64 = 0.5;
+
+impl Rise {
+    /// The rise from one reading to another, and whether the counter wrapped; `None` where there can be none.
+    fn between(self, from: (Mono, u64), at: Mono, number: FieldNumber, value: u64) -> Option<(u64, bool)> {
         /// From here on a counter below 2^32 that falls has rather wrapped than begun anew.
         const LATE: u64 = 1 << 31;
         const ROUND: u64 = 1 << 32;
-        let value = number.as_count()?;
-        let narrow = matches!(number, FieldNumber::Narrow(_));
-        let fell = |last: u64| value < last && (narrow || (wide_wraps && (LATE..ROUND).contains(&last)));
-        if self.last.is_some_and(fell) {
-            self.rounds += 1;
+        let wraps = matches!(number, FieldNumber::Narrow(_))
+            || (self.wide_wraps && (LATE..ROUND).contains(&from.1) && value < ROUND);
+        let (rise, wrapped) = match value.checked_sub(from.1) {
+            Some(rise) => (rise, false),
+            None if wraps && from.1 < ROUND => (value + ROUND - from.1, true),
+            None => return None,
+        };
+        let most = self.fastest * (at.seconds_since(from.0) + LAG);
+        (rise as f64 <= most).then_some((rise, wrapped))
+    }
+}
+
+impl Total {
+    /// Takes a reading and gives the rise since the first one.
+    ///
+    /// # Errors
+    /// Where the reading is doubtful, or no count.
+    pub(super) fn feed(&mut self, at: Mono, number: FieldNumber, rise: Rise) -> CallResult<u64> {
+        let value = number.as_count().ok_or(Fault::Implausible)?;
+        let since = |from: Option<(Mono, u64)>| rise.between(from?, at, number, value);
+        let known = if self.last.is_some() {
+            since(self.last).or_else(|| since(self.doubtful))
+        } else {
+            Some((0, false))
+        };
+        let Some((more, wrapped)) = known else {
+            self.doubtful = Some((at, value));
+            return Err(Fault::Implausible);
+        };
+        self.risen = self.risen.saturating_add(more);
+        self.wrapped |= wrapped;
+        if let Some((before, _)) = self.last {
+            let most = self.given as f64 + rise.fastest * at.seconds_since(before);
+            self.given = if self.risen as f64 <= most { self.risen } else { most as u64 };
         }
-        self.last = Some(value);
-        Some((self.rounds << 32).saturating_add(value))
+        (self.last, self.doubtful) = (Some((at, value)), None);
+        Ok(self.given)
     }
 
     /// Whether it has wrapped: then more than 2^32 between two readings cannot be seen.
     pub(super) fn has_wrapped(&self) -> bool {
-        self.rounds > 0
+        self.wrapped
     }
 
-    /// The counter may have begun anew: a smaller value is no round.
+    /// The counter may have begun anew: the next reading is a new base.
     pub(super) fn forget(&mut self) {
-        self.last = None;
-    }
-}
-
-/// Energy since the first reading, from a counter that may begin anew.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct EnergyMeter {
-    last_mj: Option<u64>,
-    total_mj: u64,
-}
-
-impl EnergyMeter {
-    /// Takes the counter's value in mJ and gives the energy in J since the first one. A decrease adds nothing.
-    pub(super) fn feed(&mut self, counter_mj: u64) -> f64 {
-        if let Some(last) = self.last_mj {
-            self.total_mj = self.total_mj.saturating_add(counter_mj.saturating_sub(last));
-        }
-        self.last_mj = Some(counter_mj);
-        self.total_mj as f64 / 1e3
-    }
-
-    /// The counter began anew: the next value is a new base.
-    pub(super) fn rebase(&mut self) {
-        self.last_mj = None;
+        (self.last, self.doubtful) = (None, None);
     }
 }
 
@@ -91,74 +115,113 @@ mod tests {
 
     use super::*;
 
+    const ANY: Rise = Rise { fastest: f64::INFINITY, wide_wraps: false };
+
+    fn at(second: usize) -> Mono {
+        Mono(second as u64 * 1_000_000_000)
+    }
+
+    /// What each reading gives, one a second.
+    fn fed(rise: Rise, readings: &[FieldNumber]) -> Vec<Option<u64>> {
+        let mut total = Total::default();
+        readings.iter().enumerate().map(|(n, number)| total.feed(at(n), *number, rise).ok()).collect()
+    }
+
+    fn wide(values: &[u64]) -> Vec<FieldNumber> {
+        values.iter().map(|value| FieldNumber::Wide(*value)).collect()
+    }
+
     proptest! {
         /// A 32-bit counter read often enough comes out as the wide counter that it really is.
         #[test]
         fn rounds_are_added(steps in prop::collection::vec(0_u32..=u32::MAX, 1..50)) {
-            let mut unwrapped = Unwrapped::default();
-            let mut truth = 0_u64;
-            unwrapped.feed(FieldNumber::Narrow(0), false);
+            let mut truth = vec![0_u64];
             for step in steps {
-                truth += u64::from(step);
-                prop_assert_eq!(unwrapped.feed(FieldNumber::Narrow(truth as u32), false), Some(truth));
+                truth.push(truth[truth.len() - 1] + u64::from(step));
+            }
+            let narrow: Vec<_> = truth.iter().map(|value| FieldNumber::Narrow(*value as u32)).collect();
+            prop_assert_eq!(fed(ANY, &narrow), truth.into_iter().map(Some).collect::<Vec<_>>());
+        }
+
+        /// Whatever the driver says, no total falls or rises faster than it can.
+        #[test]
+        fn no_total_jumps(
+            readings in prop::collection::vec((any::<u64>(), any::<bool>(), 0_u32..3), 1..60),
+            wide_wraps in any::<bool>(),
+        ) {
+            let rise = Rise { fastest: 1000.0, wide_wraps };
+            let mut total = Total::default();
+            let (mut before, mut known) = (0, at(0));
+            for (n, (value, narrow, kind)) in readings.into_iter().enumerate() {
+                // Garbage, and a counter that goes on as it should.
+                let value = if kind == 0 { value } else { n as u64 * 500 };
+                let number =
+                    if narrow { FieldNumber::Narrow(value as u32) } else { FieldNumber::Wide(value) };
+                if let Ok(now) = total.feed(at(n), number, rise) {
+                    prop_assert!(now >= before, "it fell from {before} to {now}");
+                    let most = 1000.0 * at(n).seconds_since(known);
+                    prop_assert!((now - before) as f64 <= most, "from {before} to {now}");
+                    (before, known) = (now, at(n));
+                }
             }
         }
 
-        /// The meter never runs backwards, whatever the counter does, and adds exactly the increases.
+        /// Single readings of noise cost nothing but themselves.
         #[test]
-        fn energy_adds_increases_only(values in prop::collection::vec(0_u64..1_000_000_000, 1..50)) {
-            let mut meter = EnergyMeter::default();
-            let mut joules = 0.0;
-            for value in &values {
-                let now = meter.feed(*value);
-                prop_assert!(now >= joules);
-                joules = now;
+        fn noise_between_good_readings_costs_no_rise(noise in prop::collection::vec(any::<u64>(), 1..20)) {
+            let rise = Rise { fastest: 1000.0, wide_wraps: false };
+            let mut readings = vec![FieldNumber::Wide(1_000_000)];
+            for (n, value) in noise.iter().enumerate() {
+                readings.push(FieldNumber::Wide(*value));
+                readings.push(FieldNumber::Wide(1_000_000 + 1000 * (n as u64 + 1)));
             }
-            let truth: u64 = values.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).sum();
-            prop_assert_eq!(joules, truth as f64 / 1e3);
+            let last = fed(rise, &readings).pop().unwrap();
+            let most = 1000 * noise.len() as u64;
+            // A value that noise hits by chance is no noise.
+            prop_assert!(last == Some(most) || noise.iter().any(|value| value.abs_diff(1_000_000) < 100_000));
         }
     }
 
     #[test]
     fn a_forgotten_counter_may_begin_anew() {
-        let mut unwrapped = Unwrapped::default();
-        assert_eq!(unwrapped.feed(FieldNumber::Narrow(100), false), Some(100));
-        unwrapped.forget();
-        assert_eq!(unwrapped.feed(FieldNumber::Narrow(5), false), Some(5));
-        assert_eq!(unwrapped.feed(FieldNumber::Wide(3), false), Some(3));
-        assert_eq!(unwrapped.feed(FieldNumber::Signed(-1), false), None);
+        let mut total = Total::default();
+        assert_eq!(total.feed(at(0), FieldNumber::Narrow(100), ANY), Ok(0));
+        assert_eq!(total.feed(at(1), FieldNumber::Narrow(130), ANY), Ok(30));
+        total.forget();
+        assert_eq!(total.feed(at(2), FieldNumber::Narrow(5), ANY), Ok(30));
+        assert_eq!(total.feed(at(3), FieldNumber::Wide(8), ANY), Ok(33));
+        assert_eq!(total.feed(at(4), FieldNumber::Signed(-1), ANY), Err(Fault::Implausible));
     }
 
     #[test]
     fn a_wide_counter_wraps_only_where_it_is_known_to_and_late_in_its_round() {
-        let (high, low) = (FieldNumber::Wide(3 << 30), FieldNumber::Wide(7));
-        let mut bytes = Unwrapped::default();
-        bytes.feed(high, true);
-        assert_eq!(bytes.feed(low, true), Some((1 << 32) + 7));
-        assert!(bytes.has_wrapped());
-
-        let mut other = Unwrapped::default();
-        other.feed(high, false);
-        assert_eq!(other.feed(low, false), Some(7), "it began anew");
-
-        let mut early = Unwrapped::default();
-        early.feed(FieldNumber::Wide(1000), true);
-        assert_eq!(early.feed(low, true), Some(7), "it began anew");
-
-        let mut large = Unwrapped::default();
-        large.feed(FieldNumber::Wide(5 << 32), true);
-        assert_eq!(large.feed(low, true), Some(7), "it is no 32-bit counter");
-        assert!(!early.has_wrapped() && !other.has_wrapped() && !large.has_wrapped());
+        let bytes = Rise { wide_wraps: true, ..ANY };
+        assert_eq!(fed(bytes, &wide(&[3 << 30, 7, 9])), [Some(0), Some((1 << 30) + 7), Some((1 << 30) + 9)]);
+        // It began anew: what it counts from there on is known.
+        assert_eq!(fed(ANY, &wide(&[3 << 30, 7, 9])), [Some(0), None, Some(2)]);
+        assert_eq!(fed(bytes, &wide(&[1000, 7, 9])), [Some(0), None, Some(2)]);
+        assert_eq!(fed(bytes, &wide(&[5 << 32, 7, 9])), [Some(0), None, Some(2)], "it is no 32-bit counter");
+        let mut total = Total::default();
+        for (n, value) in [3 << 30, 7].into_iter().enumerate() {
+            assert!(!total.has_wrapped());
+            let _ = total.feed(at(n), FieldNumber::Wide(value), bytes);
+        }
+        assert!(total.has_wrapped());
     }
 
     #[test]
-    fn a_rebased_meter_keeps_its_total() {
-        let mut meter = EnergyMeter::default();
-        assert_eq!(meter.feed(5_000), 0.0);
-        assert_eq!(meter.feed(7_000), 2.0);
-        meter.rebase();
-        assert_eq!(meter.feed(900_000), 2.0);
-        assert_eq!(meter.feed(901_000), 3.0);
+    fn a_counter_that_jumps_adds_nothing_at_either_edge() {
+        // One that is brought up to date late is passed on as fast as it can have risen.
+        let late = Rise { fastest: 100.0, wide_wraps: false };
+        assert_eq!(fed(late, &wide(&[0, 140, 140, 150])), [Some(0), Some(100), Some(140), Some(150)]);
+        // mJ of a card of 400 W.
+        let card = Rise { fastest: 800_000.0, wide_wraps: false };
+        let start = 1_000_000_000_000;
+        let readings = wide(&[start, start + 50_000, 0, start + 150_000, start + 200_000]);
+        assert_eq!(fed(card, &readings), [Some(0), Some(50_000), None, Some(150_000), Some(200_000)]);
+        let high = wide(&[500, u64::MAX, 100_500, u64::MAX, u64::MAX]);
+        // Twice the same is a counter that stands still there.
+        assert_eq!(fed(card, &high), [Some(0), None, Some(100_000), None, Some(100_000)]);
     }
 
     #[test]

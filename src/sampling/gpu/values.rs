@@ -148,6 +148,12 @@ impl Device {
         } else {
             pass.nvml.power_usage(device).map(|milliwatts| f64::from(milliwatts) / 1e3)
         };
+        // What cannot be is in no integral either.
+        let result =
+            result.and_then(|watts| match self.bounds.allows(MetricId::GpuPowerUsage, watts, None) {
+                true => Ok(watts),
+                false => Err(Fault::Implausible),
+            });
         self.enter(pass, MetricId::GpuPowerUsage, result)?;
         if integrate {
             let bridge = pass.settings.bridge();

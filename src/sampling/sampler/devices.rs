@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{Sampler, SeriesTable};
+use crate::collectors::share::ShareOfTime;
 use crate::model::device::DeviceIdentity;
 use crate::model::id::SeriesId;
 use crate::model::metric::{MetricId, Scope, Tier};
@@ -21,9 +22,26 @@ pub(super) struct DeviceSeries {
     /// The physical GPU of a followed slice: its processes are its slices' and would count twice.
     pub(super) is_parent: bool,
     gpu: SeriesTable,
+    /// Shares of time that the driver counts, which no rounding of the clocks may show above 100 %.
+    throttled: [ShareOfTime; 2],
     job_use: JobUse,
     job_memory: Option<SeriesId>,
     job_sm: Option<SeriesId>,
+}
+
+impl DeviceSeries {
+    fn push(&mut self, metric: MetricId, reading: Reading, out: &mut Sample) {
+        let share = match metric {
+            MetricId::GpuThrottledPower => Some(&mut self.throttled[0]),
+            MetricId::GpuThrottledThermal => Some(&mut self.throttled[1]),
+            _ => None,
+        };
+        let reading = match (reading, share) {
+            (Reading::Value(total), Some(share)) => Reading::Value(share.clamp(out.at, total)),
+            (other, _) => other,
+        };
+        self.gpu.push(metric, reading, out);
+    }
 }
 
 /// The process lists that a frame has.
@@ -67,6 +85,7 @@ impl Sampler {
             identity: Arc::clone(&device.identity),
             is_parent: device.role == Role::Parent,
             gpu,
+            throttled: [ShareOfTime::default(); 2],
             job_use: JobUse::UNKNOWN,
             job_memory: None,
             job_sm: None,
@@ -97,7 +116,7 @@ impl Sampler {
                     let id = self.open_changed(*metric, Some(&identity), None, changes);
                     self.devices[place].gpu.set(*metric, id);
                 }
-                self.devices[place].gpu.push(*metric, *reading, out);
+                self.devices[place].push(*metric, *reading, out);
             }
         }
     }

@@ -182,52 +182,8 @@ fn job() {
             say("after", 0.0);
             say("later", 0.0);
         }
-        "shared" => {
-            // SAFETY: anonymous memory of our own, for the life of the process.
-            unsafe { touch(200 * MIB) };
-            let mut children = Vec::new();
-            for _ in 0..4 {
-                // SAFETY: the child calls only pause, which is async-signal-safe.
-                match unsafe { libc::fork() } {
-                    0 => loop {
-                        // SAFETY: waits for a signal; touches nothing.
-                        unsafe { libc::pause() };
-                    },
-                    pid => children.push(pid),
-                }
-            }
-            // A round of PSS may take more than one sample: it has a budget.
-            for _ in 0..8 {
-                say("shared", 0.0);
-            }
-            for pid in children {
-                // SAFETY: ends and reaps children that we have just made.
-                unsafe {
-                    libc::kill(pid, libc::SIGKILL);
-                    libc::waitpid(pid, std::ptr::null_mut(), 0);
-                }
-            }
-        }
-        "daemon" => {
-            // SAFETY: the children call only async-signal-safe functions before they end.
-            let middle = unsafe { libc::fork() };
-            if middle == 0 {
-                // SAFETY: as above.
-                unsafe {
-                    libc::setsid();
-                    if libc::fork() == 0 {
-                        touch(150 * MIB);
-                        while libc::getppid() == middle_of_daemon() {}
-                        raw_say(b"\n@daemon 0\n");
-                    }
-                    libc::_exit(0);
-                }
-            }
-            let mut status = 0;
-            // SAFETY: reaps the child made above.
-            unsafe { libc::waitpid(middle, &mut status, 0) };
-            wait_for_eof();
-        }
+        "shared" => shared_memory(),
+        "daemon" => daemon(),
         "workers" => {
             for _ in 0..150 {
                 again("sampling::tests::truth::job", "flicker:0.01").stdout(Stdio::null()).status().unwrap();
@@ -261,6 +217,56 @@ fn job() {
         }
         other => panic!("no job {other}"),
     }
+}
+
+/// Four children that share 200 MiB with this process.
+fn shared_memory() {
+    // SAFETY: anonymous memory of our own, for the life of the process.
+    unsafe { touch(200 * MIB) };
+    let mut children = Vec::new();
+    for _ in 0..4 {
+        // SAFETY: the child calls only pause, which is async-signal-safe.
+        match unsafe { libc::fork() } {
+            0 => loop {
+                // SAFETY: waits for a signal; touches nothing.
+                unsafe { libc::pause() };
+            },
+            pid => children.push(pid),
+        }
+    }
+    // A round of PSS may take more than one sample: it has a budget.
+    for _ in 0..8 {
+        say("shared", 0.0);
+    }
+    for pid in children {
+        // SAFETY: ends and reaps children that we have just made.
+        unsafe {
+            libc::kill(pid, libc::SIGKILL);
+            libc::waitpid(pid, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// A child of a child that has lost its parent and holds 150 MiB.
+fn daemon() {
+    // SAFETY: the children call only async-signal-safe functions before they end.
+    let middle = unsafe { libc::fork() };
+    if middle == 0 {
+        // SAFETY: as above.
+        unsafe {
+            libc::setsid();
+            if libc::fork() == 0 {
+                touch(150 * MIB);
+                while libc::getppid() == middle_of_daemon() {}
+                raw_say(b"\n@daemon 0\n");
+            }
+            libc::_exit(0);
+        }
+    }
+    let mut status = 0;
+    // SAFETY: reaps the child made above.
+    unsafe { libc::waitpid(middle, &mut status, 0) };
+    wait_for_eof();
 }
 
 fn middle_of_daemon() -> i32 {

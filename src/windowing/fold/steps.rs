@@ -10,11 +10,11 @@ use std::time::Duration;
 use crate::model::time::Mono;
 use crate::model::window::RowKind;
 
-use super::durations::{Durations, StepTimes};
-use super::fold::Fold;
+use super::super::durations::{Durations, StepTimes};
+use super::super::points::PointTable;
+use super::super::span::{Epoch, Span};
+use super::Fold;
 use super::marks::Stack;
-use super::points::PointTable;
-use super::span::{Epoch, Span};
 
 /// Names of tags that are remembered between two steps.
 const NAMES: usize = 64;
