@@ -54,7 +54,7 @@ pub fn main(argv: Vec<OsString>) -> u8 {
     exit.code()
 }
 
-/// A panic is told in one line. The standard hook would write to a stderr that nobody may be reading, and wait.
+/// A panic is told in one line. The standard hook would write to a stderr that may have no reader, and wait.
 fn say_panics_without_waiting() {
     std::panic::set_hook(Box::new(|info| {
         if !crate::writers::is_decoding() {
@@ -66,7 +66,7 @@ fn say_panics_without_waiting() {
 /// Everything that is not a job.
 fn other(command: Command) -> Exit {
     let mut out = io::stdout().lock();
-    // Few commands have anything to say beside their answer.
+    // Few commands print messages besides their answer.
     let notices = || Notices::new(Verbosity::Normal);
     match command {
         Command::Select(args) => select::run(&args, &mut out),

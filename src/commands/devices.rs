@@ -82,7 +82,7 @@ enum Form {
     Table { columns: Option<usize> },
 }
 
-/// A device and who holds it.
+/// A device and the holders of its lease.
 struct Row<'a> {
     device: &'a DeviceSnapshot,
     holders: Vec<Holder>,

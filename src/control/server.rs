@@ -29,7 +29,7 @@ impl Server {
     /// Makes the private directory, listens, and starts the thread.
     ///
     /// `sink` takes each event on the server's thread and must not block. It hands an event back when
-    /// it has no room; the server keeps it and tries again. Once nobody listens any more it should take
+    /// it has no room; the server keeps it and tries again. Once there is no receiver any more it should take
     /// everything and drop it. [`Server::sink`] makes one of a bounded channel.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl Server {
 
     /// Delivers what clients have sent, closes their stacks, ends the thread and removes the socket.
     ///
-    /// Waits at most `timeout`. Events still go to the sink meanwhile: somebody else must be receiving them, or
+    /// Waits at most `timeout`. Events still go to the sink meanwhile: another thread must receive them, or
     /// only those that find room arrive.
     pub fn stop(self, timeout: Duration) -> Losses {
         self.tell_to_stop();

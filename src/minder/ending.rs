@@ -178,7 +178,7 @@ fn recovery(journals: &[PathBuf]) -> String {
     format!("; finish the log with 'gpurun recover {}'", paths.join(" "))
 }
 
-/// Removes the job's socket and its private directory; somebody may have tidied up before.
+/// Removes the job's socket and its private directory; they may have been removed before.
 fn remove_socket(socket: &Path) {
     let _ = std::fs::remove_file(socket);
     if let Some(directory) = socket.parent() {

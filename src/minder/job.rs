@@ -370,7 +370,7 @@ impl Job {
     fn stop_beside_job(&mut self) {
         if let Some(signal) = self.stop_due
             && self.witness.deadline().is_none()
-            && stop::beside(self.pid, signal)
+            && stop::stop_with_job(self.pid, signal)
         {
             self.stop_due = None;
             self.look_at_children = true;

@@ -34,7 +34,7 @@ pub struct DeviceMemory {
     pub total: u64,
     /// What a new allocation can have.
     pub free: u64,
-    /// What is taken, by whoever.
+    /// What all processes together use.
     pub used: u64,
     /// The pool is the host's own memory (GB10, N1X): `free` is `MemAvailable`, bounded by the cgroup.
     pub unified: bool,
@@ -123,6 +123,16 @@ pub struct DeviceIdentity {
     pub name: Option<String>,
     /// Total memory in bytes, where it could be read.
     pub memory_total: Option<u64>,
+}
+
+/// Where a device stands among those of its host: NVML index, and that of the slice. Nothing else has it.
+pub type DevicePlace = (u32, Option<u32>);
+
+impl DeviceIdentity {
+    /// Its place: two cards may have one UUID.
+    pub fn place(&self) -> DevicePlace {
+        (self.index, self.mig.map(|place| place.index))
+    }
 }
 
 impl DeviceIdentity {

@@ -13,7 +13,7 @@ pub use catalogue::{CATALOGUE, MetricId};
 pub enum Scope {
     /// The host, or the cgroup that gpurun runs in.
     Host,
-    /// A GPU or MIG slice as a whole, whoever uses it.
+    /// A GPU or MIG slice as a whole, with all processes that use it.
     Gpu,
     /// The job: the tree of processes under the command.
     Job,

@@ -14,7 +14,7 @@ use crate::model::selection::{Constraints, DeviceName, IDLE_UTILIZATION};
 pub enum LeaseState {
     /// It can be taken.
     Free,
-    /// It cannot: somebody holds it.
+    /// It cannot: another process holds it.
     Held(Holder),
 }
 
@@ -29,7 +29,7 @@ pub enum Constraint {
     Name,
     /// Its compute mode lets a job in.
     ComputeMode,
-    /// Nobody's lease stands in the way.
+    /// No lease of another stands in the way.
     Lease,
     /// `--min-free-memory`.
     FreeMemory,

@@ -314,7 +314,7 @@ proptest! {
         let (chosen, enough) = by_hand(&rules, &devices, leased);
         prop_assert_eq!(&choice.chosen, &chosen);
         prop_assert_eq!(choice.enough, enough);
-        // Whoever is refused has a reason, and whoever is taken has none.
+        // A device that is refused has a reason, and one that is taken has none.
         for (judged, (device, leased)) in choice.judged.iter().zip(devices.iter().zip(leased)) {
             prop_assert_eq!(judged.passes(), standing(&rules, device, *leased).is_some());
         }

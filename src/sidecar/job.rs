@@ -87,8 +87,8 @@ pub(crate) fn run(setup: &Setup, link: SidecarEnd) -> u8 {
         prepared.undo();
         return Exit::Ok.code();
     };
-    let beside = Beside { setup, minder, job, entered, load_check, notices: &notices };
-    beside.run(prepared, link)
+    let running = RunningJob { setup, minder, job, entered, load_check, notices: &notices };
+    running.run(prepared, link)
 }
 
 /// Everything that must be there before the job starts.
@@ -194,7 +194,7 @@ fn wait_for_start(link: &SidecarEnd) -> Result<Job, Closed> {
 }
 
 /// What is known once the job runs.
-struct Beside<'a> {
+struct RunningJob<'a> {
     setup: &'a Setup,
     minder: i32,
     job: Job,
@@ -204,7 +204,7 @@ struct Beside<'a> {
     notices: &'a Notices,
 }
 
-impl Beside<'_> {
+impl RunningJob<'_> {
     /// Follows the job to its end and finishes the files; the exit status.
     fn run(self, prepared: Prepared, link: SidecarEnd) -> u8 {
         let Self { setup, job, notices, .. } = self;

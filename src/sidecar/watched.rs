@@ -19,12 +19,12 @@ pub enum Watched {
     All(Option<LoadCheck>),
 }
 
-/// What finding them showed beside the devices.
+/// What else is known once the devices are found.
 #[derive(Debug, Default)]
 pub struct Finding {
     /// The driver's version.
     pub driver: Option<String>,
-    /// What the user should hear.
+    /// What the user is to be told.
     pub notes: Vec<String>,
 }
 
@@ -45,16 +45,25 @@ impl Watched {
             Watched::All(check) => {
                 let nvml = open(library, check)?;
                 let (mut devices, notes) = seen_by_the_job(&nvml, &Surroundings::of_the_host())?;
-                // Nobody counts these: they are the host's, not a job's.
+                // No job counts these: they are the host's.
                 devices.iter_mut().for_each(|device| device.cuda = None);
                 (nvml, devices, notes)
             }
         };
         let mut finding = finding.lock().unwrap_or_else(PoisonError::into_inner);
         finding.driver = nvml.driver_version().map(str::to_owned);
-        finding.notes = notes;
+        finding.notes = notes.into_iter().chain(same_uuid(&devices)).collect();
         Ok((nvml, devices.into_iter().map(Arc::new).collect()))
     }
+}
+
+/// What to say of devices that have one UUID: everything that goes by it cannot tell them apart.
+fn same_uuid(devices: &[DeviceIdentity]) -> Option<String> {
+    let twice =
+        |device: &&DeviceIdentity| devices.iter().filter(|other| other.uuid == device.uuid).count() > 1;
+    let labels: Vec<String> = devices.iter().filter(twice).map(DeviceIdentity::gpu_label).collect();
+    let together = labels.join(", ");
+    (!labels.is_empty()).then(|| format!("{together} have the same UUID: they are told apart by their index"))
 }
 
 /// Opens the driver, after the check that its library can be loaded.

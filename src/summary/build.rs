@@ -122,8 +122,8 @@ fn figures_of(total: Option<&SeriesTotal>) -> Figures {
 
 /// Every series that has nulls. Those of processes are too many, and those of the job's own scalars are its own affair.
 fn nulls(totals: &Totals) -> Vec<NullSummary> {
-    let told = [Scope::Host, Scope::Gpu, Scope::Job, Scope::Gpurun];
-    let with_nulls = totals.series().filter(|t| t.missing > 0 && told.contains(&t.series.scope()));
+    let scopes = [Scope::Host, Scope::Gpu, Scope::Job, Scope::Gpurun];
+    let with_nulls = totals.series().filter(|t| t.missing > 0 && scopes.contains(&t.series.scope()));
     with_nulls
         .map(|total| {
             let absent = total.series.metric.get().absent;
@@ -153,10 +153,11 @@ fn not_finite(totals: &Totals) -> Vec<NotFiniteSummary> {
 }
 
 fn gpu(totals: &Totals, device: &DeviceIdentity) -> GpuSummary {
-    let of = |metric| totals.of_device(metric, &device.uuid);
+    let of = |metric| totals.of_device(metric, device);
     let figures = |metric| figures_of(of(metric));
     let seconds = |metric| of(metric).filter(|t| t.known_s > 0.0).map(|t| t.integral / 100.0);
     let counted = of(MetricId::GpuEnergy).and_then(|t| t.last);
+    let silence = totals.silence(device);
     // One reading of power is no energy yet.
     let integrated = of(MetricId::GpuEnergyFromPower).filter(|t| t.samples > 1).and_then(|t| t.last);
     GpuSummary {
@@ -179,7 +180,10 @@ fn gpu(totals: &Totals, device: &DeviceIdentity) -> GpuSummary {
         energy_source: counted.map(|_| "counter").or(integrated.map(|_| "power")),
         throttled_power_s: seconds(MetricId::GpuThrottledPower),
         throttled_thermal_s: seconds(MetricId::GpuThrottledThermal),
-        idle_s: totals.idle_seconds(&device.uuid),
-        starved_s: totals.starved_seconds(&device.uuid),
+        idle_s: totals.idle_seconds(device),
+        starved_s: totals.starved_seconds(device),
+        silent_s: silence.map_or(0.0, |(silence, _)| silence.seconds),
+        silent_since_s: silence.and_then(|(silence, _)| silence.since),
+        silent_why: silence.map(|(_, why)| why.to_owned()),
     }
 }

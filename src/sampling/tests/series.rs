@@ -117,6 +117,25 @@ fn pids_of_another_namespace_are_said_once_and_never_believed() {
 }
 
 #[test]
+fn a_listed_process_that_has_just_ended_is_no_sign_of_another_namespace() {
+    let fake = FakeProc::new();
+    fake.namespace("pid:[4026532999]");
+    fake.put(&Fake::new(10, GPURUN));
+    fake.put(&Fake::new(20, 10));
+    fake.children(GPURUN, GPURUN, &[10]);
+    fake.children(10, 10, &[20]);
+    let mut watch = Watch::job(&fake);
+    watch.attach(&[device(0)]);
+    let translated = frame(vec![Some(Ok(vec![used(20, 100, 1.0)]))]);
+    assert_eq!(value(&watch.sample(Some(&translated)), "job/gpu_memory (MiB)"), 100.0);
+    // It ends between the driver's list and the look at the tree.
+    fake.remove(20);
+    fake.children(10, 10, &[]);
+    assert_eq!(value(&watch.sample(Some(&translated)), "job/gpu_memory (MiB)"), 0.0);
+    assert_eq!(watch.sampler.take_notices(), []);
+}
+
+#[test]
 fn record_all_follows_what_nvml_lists() {
     let fake = FakeProc::new();
     fake.put(&Fake { own: 1000, start: 1, ..Fake::new(10, 1) });
@@ -125,7 +144,7 @@ fn record_all_follows_what_nvml_lists() {
     let mut watch = Watch::new(fake.settings(TreeRoot::GpuProcesses));
     watch.attach(&[device(0)]);
     let missing = |all: &HashMap<String, Reading>| all["job/processes (count)"] == Reading::Missing;
-    assert!(missing(&watch.sample(None)), "nobody has been asked yet");
+    assert!(missing(&watch.sample(None)), "nothing has been read yet");
     assert!(missing(&watch.sample(Some(&frame(vec![Some(Err(Reason::NoPermission))])))), "and no answer");
     assert_eq!(value(&watch.sample(Some(&frame(vec![Some(Ok(vec![]))]))), "job/processes (count)"), 0.0);
     let list = frame(vec![Some(Ok(vec![used(10, 100, 30.0), used(999, 1, 1.0)]))]);

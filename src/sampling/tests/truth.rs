@@ -113,7 +113,7 @@ fn watcher() {
         let Some((_, said)) = line.split_once('@') else { continue };
         let (label, value) = said.split_once(' ').unwrap();
         if label == "orphan" {
-            // It ends now, and nobody but us reaps it.
+            // It ends now, and only this process reaps it.
             reap_one(&mut sampler, main_pid);
         }
         see(&mut sampler, label, value);
@@ -174,7 +174,7 @@ fn job() {
         }
         "spike" => {
             say("before", 0.0);
-            // SAFETY: `touch` maps anonymous memory that nobody else knows, and it is unmapped once.
+            // SAFETY: `touch` maps anonymous memory that nothing else uses, and it is unmapped once.
             unsafe {
                 let memory = touch(400 * MIB);
                 libc::munmap(memory, 400 * MIB);
@@ -278,11 +278,11 @@ fn forget(child: Child) {
     std::mem::forget(child);
 }
 
-fn used(who: i32) -> f64 {
+fn used(of: i32) -> f64 {
     // SAFETY: an all-zero rusage is a valid value of that plain struct.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes one rusage into `usage`.
-    unsafe { libc::getrusage(who, &mut usage) };
+    unsafe { libc::getrusage(of, &mut usage) };
     let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
@@ -353,7 +353,7 @@ fn a_spike_between_two_samples_is_in_the_peak() {
     assert!(after.get("job/memory_rss_(MiB)") < rss + 100.0, "the spike has not ended: {after:?}");
     let peak = after.get("peak:job/memory_rss_(MiB)");
     assert!(peak > rss + 395.0 && peak < rss + 420.0, "{peak} on top of {rss}");
-    assert!(!later.values.contains_key("peak:job/memory_rss_(MiB)"), "told twice: {later:?}");
+    assert!(!later.values.contains_key("peak:job/memory_rss_(MiB)"), "reported twice: {later:?}");
 }
 
 #[test]

@@ -354,9 +354,12 @@ impl EngineThread {
         if let Some(gpu) = &mut self.gpu {
             let news = gpu.news();
             for item in &news {
-                let uuid =
-                    item.device.and_then(|place| self.run.devices.get(place)).map(|device| &device.uuid);
-                self.output.totals.unreadable(uuid, item.metric, &item.reason.to_string());
+                let device = item.device.and_then(|place| self.run.devices.get(place));
+                self.output.totals.unreadable(
+                    device.map(|device| &**device),
+                    item.metric,
+                    &item.reason.to_string(),
+                );
             }
             self.messages.gpu_news(&news, &self.run.devices);
             if self.devices_known {
@@ -497,7 +500,7 @@ impl EngineThread {
         }
     }
 
-    /// How long the end may wait for the driver: nothing where nobody reads the values of a driver that is
+    /// How long the end may wait for the driver: nothing where no receiver takes the values of a driver that is
     /// not even open.
     fn driver_patience(&self) -> Duration {
         let wanted = self.output.has_receiver() || self.devices_known;

@@ -81,7 +81,7 @@ pub(super) fn v3_stride(call: &Call) -> usize {
 }
 
 /// Checks the caller's room: how many there are goes out in any case.
-pub(super) fn room(count: *mut c_uint, list: *mut c_void, needed: usize) -> Result<(), Ret> {
+pub(super) fn check_capacity(count: *mut c_uint, list: *mut c_void, needed: usize) -> Result<(), Ret> {
     let capacity = get(count)?;
     put(count, needed as c_uint)?;
     if needed == 0 {
@@ -103,7 +103,7 @@ pub(super) fn list_processes(
 ) -> Result<(), Ret> {
     let found: Vec<Live> =
         live(call).into_iter().filter(|process| process.kind.split('+').any(|one| one == kind)).collect();
-    room(count, list, found.len())?;
+    check_capacity(count, list, found.len())?;
     for (place, process) in found.iter().enumerate() {
         let entry = list.wrapping_byte_add(place * stride);
         put(entry.cast::<u32>(), process.pid)?;
@@ -147,7 +147,7 @@ pub(super) fn process_utilization(
         put(count, 0)?;
         return Err(NOT_FOUND);
     }
-    room(count, list, found.len())?;
+    check_capacity(count, list, found.len())?;
     for (place, (pid, stamp, percent)) in found.iter().enumerate() {
         let entry = list.wrapping_byte_add(place * stride);
         let (pid_at, stamp_at, percent_at) = if stride == 32 { (0, 8, 16) } else { (8, 0, 12) };

@@ -131,13 +131,13 @@ impl Driver {
     }
 }
 
-/// Room for what the calls write.
-struct Room {
+/// Buffers for what the calls write.
+struct Buffers {
     words: Vec<c_uint>,
     fields: [FieldValue; 9],
 }
 
-fn call(function: Function, device: Device, room: &mut Room) {
+fn call(function: Function, device: Device, room: &mut Buffers) {
     let words = room.words.as_mut_ptr();
     // Entries of 40 bytes at most.
     let mut entries = c_uint::try_from(room.words.len() / 10).unwrap_or(0);
@@ -172,7 +172,7 @@ fn probe() -> Result<(), Box<dyn Error>> {
     let uuid: unsafe extern "C" fn(Device, *mut u8, c_uint) -> Ret =
         unsafe { std::mem::transmute(driver.symbol("nvmlDeviceGetUUID")?) };
     let memory = driver.function("nvmlDeviceGetMemoryInfo_v2")?;
-    let mut room = Room { words: vec![0; 64], fields: [FieldValue::default(); 9] };
+    let mut room = Buffers { words: vec![0; 64], fields: [FieldValue::default(); 9] };
     let mut text = [0_u8; 96];
     for device in &driver.devices {
         // SAFETY: room for 96 bytes.
@@ -251,7 +251,7 @@ impl Plan {
     }
 
     /// One read.
-    fn take(&self, step: &Step, buffer: &mut [u8], room: &mut Room) {
+    fn take(&self, step: &Step, buffer: &mut [u8], room: &mut Buffers) {
         match step {
             Step::Keep(place) => {
                 if let Some(file) = self.files.get(*place) {
@@ -297,7 +297,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let plan = Plan::parse(&plan)?;
     let mut buffer = vec![0_u8; 1 << 16];
-    let mut room = Room { words: vec![0; 40 * 1024], fields: [FieldValue::default(); 9] };
+    let mut room = Buffers { words: vec![0; 40 * 1024], fields: [FieldValue::default(); 9] };
     let mut start = cpu();
     let begun = Instant::now();
     for n in 0..warmup + samples {

@@ -45,15 +45,15 @@ pub(super) fn command(argv: &[String]) -> String {
     clean(&shell_words(argv))
 }
 
-/// Applies `words` to what is known.
-pub(super) fn known(value: Option<f64>, words: impl Fn(f64) -> String) -> String {
-    value.map_or_else(|| UNKNOWN.to_owned(), words)
+/// The text of a known value.
+pub(super) fn known(value: Option<f64>, text: impl Fn(f64) -> String) -> String {
+    value.map_or_else(|| UNKNOWN.to_owned(), text)
 }
 
 /// `mean 87 %, max 100 %`.
-pub(super) fn mean_max(figures: &Figures, words: impl Fn(f64) -> String) -> String {
+pub(super) fn mean_max(figures: &Figures, text: impl Fn(f64) -> String) -> String {
     match (figures.mean(), figures.max) {
-        (Some(mean), Some(max)) => format!("mean {}, max {}", words(mean), words(max)),
+        (Some(mean), Some(max)) => format!("mean {}, max {}", text(mean), text(max)),
         _ => UNKNOWN.to_owned(),
     }
 }
