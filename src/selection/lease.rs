@@ -33,6 +33,8 @@ use crate::model::selection::Hold;
 /// Tells a gpurun inside a job what the outer one holds: a token, then the scopes of its leases.
 pub const LEASES_VARIABLE: &str = "GPURUN_LEASES";
 
+/// How long such a look may keep a file from being locked again; the job is not followed meanwhile.
+const RESTORE_PATIENCE: Duration = Duration::from_millis(200);
 /// How often the holder of a lease looks whether its files are still there.
 pub const HOLDER_LOOK: Duration = Duration::from_secs(2);
 
@@ -324,7 +326,8 @@ impl Lease {
                 if directory.is_current(&held.name, &held.file) {
                     continue;
                 }
-                let locked = directory.try_lock(&held.name, held.exclusive);
+                let patience = if part.taken { Duration::ZERO } else { RESTORE_PATIENCE };
+                let locked = directory.lock(&held.name, held.exclusive, patience);
                 match locked.map_err(|error| unusable(directory.path(), &error))? {
                     Some(file) => held.file = file,
                     None if part.taken => {}
