@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::SelectionError;
 use super::directory::{LeaseDirectory, Pause, unusable, write_note};
-use super::holder::{Holder, LockFile};
-use super::lease::fresh_token;
+use super::holder::{Holder, LockFile, fresh_token};
 
 /// The file that is locked.
 pub(super) const SELECT_LOCK: &str = "select.lock";

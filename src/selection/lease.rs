@@ -17,7 +17,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, ErrorKind, Read as _};
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,16 +40,6 @@ pub const HOLDER_LOOK: Duration = Duration::from_secs(2);
 const LONGEST_NAME: usize = 255 - "+s9999999".len();
 /// How long a look of another process can keep a lock from us.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
-
-/// A name that no other lease on this host has.
-///
-/// # Errors
-/// No `/dev/urandom`.
-pub fn fresh_token() -> io::Result<String> {
-    let mut bytes = [0_u8; 8];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
-}
 
 /// What an outer gpurun says it holds for us. Believed only where the lock files bear it out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

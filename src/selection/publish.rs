@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::directory::LeaseDirectory;
-use super::lease::fresh_token;
+use super::holder::fresh_token;
 use crate::sys::unnamed;
 
 impl LeaseDirectory {

@@ -17,7 +17,8 @@ use super::SelectionError;
 use super::directory::{LeaseDirectory, unusable};
 use super::gate::Selecting;
 use super::holder::Holder;
-use super::lease::{file_stem, fresh_token};
+use super::holder::fresh_token;
+use super::lease::file_stem;
 use crate::model::id::GpuUuid;
 
 const PREFIX: &str = "wait.";

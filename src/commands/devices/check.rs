@@ -8,7 +8,7 @@ use crate::selection::flow::Surroundings;
 use crate::sys::escape::{printable, printable_path};
 use crate::sys::notice::Notices;
 
-use crate::commands::printed;
+use crate::commands::print::printed;
 
 /// Prints each finding with the command that mends it.
 pub(super) fn run(out: &mut impl Write, notices: &Notices) -> Exit {
