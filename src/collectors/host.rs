@@ -1,7 +1,9 @@
 //! Host values from `/proc` and the own cgroup: kept descriptors, one read each. Gives readings by
 //! metric; never knows series, never computes a rate.
 
-use std::path::Path;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use super::cgroup::CgroupLimits;
 use super::procfs::file::{Buffer, KernelFile};
@@ -56,6 +58,54 @@ impl Totals {
     }
 }
 
+/// What the network interfaces have carried. A bond, a bridge or a tunnel counts again what its parts have carried: where
+/// there are interfaces of devices, only they count.
+#[derive(Debug)]
+struct Networks {
+    interfaces: PathBuf,
+    /// Whether each interface that was seen is that of a device.
+    known: Vec<(Box<[u8]>, bool)>,
+    devices: Totals,
+    others: Totals,
+}
+
+impl Networks {
+    /// `sys_root` is normally `/sys`.
+    fn new(sys_root: &Path) -> Self {
+        Self {
+            interfaces: sys_root.join("class/net"),
+            known: Vec::new(),
+            devices: Totals::default(),
+            others: Totals::default(),
+        }
+    }
+
+    fn is_device(&mut self, name: &[u8]) -> bool {
+        if let Some((_, is_device)) = self.known.iter().find(|(known, _)| **known == *name) {
+            return *is_device;
+        }
+        let is_device = self.interfaces.join(OsStr::from_bytes(name)).join("device").exists();
+        // A host of containers makes and removes interfaces all the time.
+        if self.known.len() >= 1024 {
+            self.known.clear();
+        }
+        self.known.push((name.into(), is_device));
+        is_device
+    }
+
+    fn sum<'a>(&mut self, interfaces: impl Iterator<Item = (&'a [u8], u64, u64)>) -> [u64; 2] {
+        self.devices.begin();
+        self.others.begin();
+        for (name, received, sent) in interfaces.filter(|(name, ..)| *name != b"lo") {
+            let totals = if self.is_device(name) { &mut self.devices } else { &mut self.others };
+            totals.add(name, [received, sent]);
+        }
+        self.devices.end();
+        self.others.end();
+        if self.devices.entries.is_empty() { self.others.sums } else { self.devices.sums }
+    }
+}
+
 /// The reader of the host's values.
 #[derive(Debug)]
 pub struct HostReader {
@@ -77,7 +127,7 @@ pub struct HostReader {
     cpu_counter: ShareOfTime,
     disks: Totals,
     disk_names: Vec<Box<[u8]>>,
-    networks: Totals,
+    networks: Networks,
     memory_total: Option<u64>,
 }
 
@@ -91,7 +141,7 @@ const PRESSURES: [(MetricId, &str); 3] = [
 impl HostReader {
     /// Opens what there is. `proc_root` is normally `/proc`, `cgroup_root` `/sys/fs/cgroup`;
     /// `ticks_per_second` is `sysconf(_SC_CLK_TCK)`.
-    pub fn new(proc_root: &Path, cgroup_root: &Path, ticks_per_second: f64) -> Self {
+    pub fn new(proc_root: &Path, cgroup_root: &Path, sys_root: &Path, ticks_per_second: f64) -> Self {
         let open = |name: &str| KernelFile::open(&proc_root.join(name)).ok();
         let cgroup = CgroupLimits::find(proc_root, cgroup_root);
         let mut buffer = Buffer::default();
@@ -125,7 +175,7 @@ impl HostReader {
             cpu_counter: ShareOfTime::default(),
             disks: Totals::default(),
             disk_names: Vec::new(),
-            networks: Totals::default(),
+            networks: Networks::new(sys_root),
             memory_total: None,
         };
         reader.memory_total = reader
@@ -272,14 +322,7 @@ impl HostReader {
 
     fn network(&mut self) -> Option<[u64; 2]> {
         let text = self.net_dev.as_ref()?.read(&mut self.buffer).ok()?;
-        self.networks.begin();
-        for (name, received, sent) in parse::net_dev(text) {
-            if name != b"lo" {
-                self.networks.add(name, [received, sent]);
-            }
-        }
-        self.networks.end();
-        Some(self.networks.sums)
+        Some(self.networks.sum(parse::net_dev(text)))
     }
 }
 
@@ -335,7 +378,7 @@ mod tests {
             " 8 0 sda 0 0 2048 0 0 0 4096 0\n 8 1 sda1 0 0 9999 0 0 0 9999 0\n 7 0 loop0 0 0 9 0 0 0 9 0\n",
         );
         write(root, "net/dev", &net(1 << 20, Some(1 << 30)));
-        let mut reader = HostReader::new(root, &root.join("none"), 100.0);
+        let mut reader = HostReader::new(root, &root.join("none"), &root.join("sys"), 100.0);
         let first = read_all(&mut reader);
         assert_eq!(first[&MetricId::HostNetRx], Reading::Value(0.0));
         assert_eq!(first[&MetricId::HostMemoryUsed], Reading::Missing);
@@ -371,7 +414,7 @@ mod tests {
             write(root, "pressure/cpu", &text);
         };
         pressure(7_000_000);
-        let mut reader = HostReader::new(root, &root.join("none"), 100.0);
+        let mut reader = HostReader::new(root, &root.join("none"), &root.join("sys"), 100.0);
         let mut at = |second: f64| match read_at(&mut reader, second)[&MetricId::HostCpuPressure] {
             Reading::Value(total) => total,
             other => panic!("{other:?}"),
@@ -403,15 +446,43 @@ mod tests {
         write(root, "cg/memory.max", &format!("{}", 4u64 << 30));
         write(root, "cg/memory.current", &format!("{}", 3u64 << 30));
         write(root, "cg/memory.stat", &format!("inactive_file {}\n", 1u64 << 30));
-        let mut reader = HostReader::new(&root.join("proc"), &root.join("cg"), 100.0);
+        let mut reader = HostReader::new(&root.join("proc"), &root.join("cg"), &root.join("sys"), 100.0);
         let all = read_all(&mut reader);
         assert_eq!(all[&MetricId::HostMemoryUsed], Reading::Value(2.0));
         assert_eq!(all[&MetricId::HostMemoryAvailable], Reading::Value(2.0));
         assert_eq!(all[&MetricId::HostMemoryPercent], Reading::Value(50.0));
         assert_eq!(all[&MetricId::HostSwapPercent], Reading::Value(75.0));
         assert_eq!(all[&MetricId::HostCgroupMemoryLimit], Reading::Value(4.0));
-        let mut host = HostReader::new(&root.join("proc"), &root.join("none"), 100.0);
+        let mut host = HostReader::new(&root.join("proc"), &root.join("none"), &root.join("sys"), 100.0);
         assert_eq!(read_all(&mut host)[&MetricId::HostMemoryUsed], Reading::Value(8.0));
+    }
+
+    #[test]
+    fn bonds_and_bridges_do_not_count_what_their_parts_have_carried() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let net = |bytes: u64| {
+            let names = ["lo", "eth0", "eth1", "bond0", "docker0", "veth1", "tun0"];
+            let lines = names.map(|name| format!("  {name}: {bytes} 0 0 0 0 0 0 0 {bytes} 0\n"));
+            format!("h\nh\n{}", lines.concat())
+        };
+        for name in ["eth0", "eth1"] {
+            fs::create_dir_all(root.join(format!("sys/class/net/{name}/device"))).unwrap();
+        }
+        fs::create_dir_all(root.join("sys/class/net/bond0")).unwrap();
+        write(root, "net/dev", &net(0));
+        let rise = |reader: &mut HostReader| {
+            write(root, "net/dev", &net(0));
+            read_all(reader);
+            write(root, "net/dev", &net(4 << 20));
+            let all = read_all(reader);
+            [MetricId::HostNetRx, MetricId::HostNetTx].map(|id| all[&id])
+        };
+        let mut reader = HostReader::new(root, &root.join("none"), &root.join("sys"), 100.0);
+        assert_eq!(rise(&mut reader), [Reading::Value(8.0); 2], "two cards");
+        // In a container no interface is that of a device.
+        let mut reader = HostReader::new(root, &root.join("none"), &root.join("no-sys"), 100.0);
+        assert_eq!(rise(&mut reader), [Reading::Value(24.0); 2]);
     }
 
     #[test]
@@ -429,14 +500,14 @@ mod tests {
             let all = read_all(reader);
             [MetricId::HostCpuPressure, MetricId::HostIoPressure].map(|id| (reader.offers(id), all[&id]))
         };
-        let mut unlimited = HostReader::new(&root.join("proc"), &root.join("cg"), 100.0);
+        let mut unlimited = HostReader::new(&root.join("proc"), &root.join("cg"), &root.join("sys"), 100.0);
         assert_eq!(
             pressures(&mut unlimited),
             [(true, Reading::Value(500.0)), (true, Reading::Value(600.0))],
             "without a limit the host is ours"
         );
         write(root, "cg/cpu.max", "150000 100000\n");
-        let mut limited = HostReader::new(&root.join("proc"), &root.join("cg"), 100.0);
+        let mut limited = HostReader::new(&root.join("proc"), &root.join("cg"), &root.join("sys"), 100.0);
         assert_eq!(
             pressures(&mut limited),
             [(true, Reading::Value(200.0)), (false, Reading::Missing)],
@@ -446,7 +517,8 @@ mod tests {
 
     #[test]
     fn this_machine_agrees_with_the_oracle() {
-        let mut reader = HostReader::new(Path::new("/proc"), Path::new("/sys/fs/cgroup"), 100.0);
+        let mut reader =
+            HostReader::new(Path::new("/proc"), Path::new("/sys/fs/cgroup"), Path::new("/sys"), 100.0);
         let mut system = sysinfo::System::new().unwrap();
         system.refresh_memory();
         assert_eq!(reader.memory_total(), Some(system.total_memory()));

@@ -28,6 +28,8 @@ pub use fields::{Field, FieldNumber, FieldRequest};
 pub use processes::{ProcessBuffer, ProcessEntry, UtilizationSample};
 use unified::HostMemorySource;
 
+use crate::model::device::DeviceIdentity;
+
 /// Where the library is looked for when no path is given, in this order. The last one is WSL's.
 pub const LIBRARY_NAMES: [&str; 3] =
     ["libnvidia-ml.so.1", "libnvidia-ml.so", "/usr/lib/wsl/lib/libnvidia-ml.so.1"];
@@ -69,6 +71,12 @@ pub(crate) struct Leaf {
     pub(crate) parent: Handle,
     /// The slice and its handle.
     pub(crate) slice: Option<(u32, Handle)>,
+}
+
+impl Leaf {
+    fn handle(&self) -> Handle {
+        self.slice.map_or(self.parent, |(_, slice)| slice)
+    }
 }
 
 /// A physical GPU or slice, or why the GPU of an index does not answer.
@@ -180,18 +188,34 @@ impl Nvml {
         error::check(unsafe { init() })
     }
 
-    /// The handle of the device with this UUID, of a GPU or of a slice.
+    /// The handle of a device: by its place, where the device there has its UUID, else by its UUID, else wherever it is
+    /// now. Some drivers do not find a UUID that they themselves have given, and two cards may have the same one.
     ///
     /// # Errors
     /// The driver's own: a GPU that is gone is `NOT_FOUND` or `GPU_IS_LOST`.
-    pub fn handle_of(&self, uuid: &str) -> CallResult<Handle> {
+    pub fn handle_of(&self, device: &DeviceIdentity) -> CallResult<Handle> {
+        let uuid = device.uuid.as_str();
+        let is_it = |handle: &Handle| self.uuid(*handle).is_ok_and(|found| found == uuid);
+        let placed = self.handle_by_index(device.index).and_then(|parent| match device.mig {
+            Some(place) => self.mig_handle(parent, place.index),
+            None => Ok(parent),
+        });
+        if let Some(handle) = placed.ok().filter(is_it) {
+            return Ok(handle);
+        }
         let text =
             CString::new(uuid).map_err(|_| Fault::Code(sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT))?;
-        self.handle_by_uuid(&text)
+        let fault = match self.handle_by_uuid(&text) {
+            Ok(handle) => return Ok(handle),
+            Err(fault) if fault.is_fatal() => return Err(fault),
+            Err(fault) => fault,
+        };
+        let everywhere = self.inventory().unwrap_or_default().into_iter().flatten();
+        everywhere.map(|leaf| leaf.handle()).find(is_it).ok_or(fault)
     }
 
     /// Every GPU and slice, or the reason why an index does not answer. A hole among a GPU's slices does not end the
-    /// search; a GPU in MIG mode without slices has no device to offer.
+    /// search; a GPU in MIG mode without slices is one that does not answer.
     pub(crate) fn inventory(&self) -> Result<Vec<Listed>, NvmlError> {
         let count = self.device_count().map_err(|fault| NvmlError::call("nvmlDeviceGetCount", &fault))?;
         let mut inventory = Vec::new();
@@ -219,8 +243,8 @@ impl Nvml {
                     Err(fault) => trouble = Some(fault),
                 }
             }
-            if let Some(fault) = trouble.filter(|_| slices == 0) {
-                inventory.push(Err((index, fault)));
+            if slices == 0 {
+                inventory.push(Err((index, trouble.unwrap_or(Fault::NoSlices))));
             }
         }
         Ok(inventory)

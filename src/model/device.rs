@@ -125,6 +125,16 @@ pub struct DeviceIdentity {
     pub memory_total: Option<u64>,
 }
 
+/// Where a device stands among those of its host: NVML index, and that of the slice. Nothing else has it.
+pub type DevicePlace = (u32, Option<u32>);
+
+impl DeviceIdentity {
+    /// Its place: two cards may have one UUID.
+    pub fn place(&self) -> DevicePlace {
+        (self.index, self.mig.map(|place| place.index))
+    }
+}
+
 impl DeviceIdentity {
     /// `gpu:3`, or `gpu:(0, 1)` for a MIG slice: nvitop's short scope.
     pub fn gpu_label(&self) -> String {

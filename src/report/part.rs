@@ -152,6 +152,8 @@ pub(super) struct Part {
     /// Seconds that the windows cover.
     pub(super) seconds: f64,
     first_us: Option<i64>,
+    /// Begin of the row that comes first in the log.
+    head_us: Option<i64>,
     last_us: Option<i64>,
     latest: Option<i64>,
     pub(super) devices: Vec<Device>,
@@ -190,6 +192,7 @@ impl Part {
             windows: 0,
             seconds: 0.0,
             first_us: None,
+            head_us: None,
             last_us: None,
             latest: None,
             devices: Vec::new(),
@@ -219,6 +222,7 @@ impl Part {
     pub(super) fn add(&mut self, row: &Row<'_>) {
         let from = row.time_us.saturating_sub((row.window_s.max(0.0) * 1e6) as i64);
         self.first_us = Some(self.first_us.map_or(from, |first| first.min(from)));
+        self.head_us.get_or_insert(from);
         self.last_us = Some(self.last_us.map_or(row.time_us, |last| last.max(row.time_us)));
         match row.kind {
             RowKind::Window => self.add_window(row),
@@ -267,7 +271,8 @@ impl Part {
 
     fn device(&mut self, row: &Row<'_>) -> Option<&mut Device> {
         let same = |d: &Device| match (row.uuid, &d.uuid) {
-            (Some(uuid), Some(known)) => uuid == known,
+            // Two cards with one UUID are told apart by their indices.
+            (Some(uuid), Some(known)) => uuid == known && d.gpu == row.gpu,
             (None, None) => d.gpu == row.gpu && d.cuda == row.cuda,
             _ => false,
         };
@@ -408,8 +413,10 @@ impl Part {
     /// Start of the run, microseconds since the Unix epoch.
     pub(super) fn start(&self) -> i64 {
         let first = self.first_us.unwrap_or(0);
-        // A described start after the first row is of another run of the same name.
-        self.about.start_us.filter(|start| *start <= first).unwrap_or(first)
+        // A described start after the first row of the log is of another run of the same name. After a later one it is
+        // right: the clock was set back meanwhile.
+        let head = self.head_us.unwrap_or(first);
+        self.about.start_us.filter(|start| *start <= head).unwrap_or(first)
     }
 
     /// End of the run as far as the log goes.
@@ -438,11 +445,48 @@ fn mig_of_label(label: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::{Builder, SourceAbout};
 
     #[test]
     fn slices_are_told_apart_by_their_labels() {
         assert_eq!(mig_of_label("cuda:0 (gpu:(3, 1))"), Some(1));
         assert_eq!(mig_of_label("gpu:(0, 12)"), Some(12));
         assert_eq!(mig_of_label("cuda:0 (gpu:3)"), None);
+    }
+
+    #[test]
+    fn a_run_begins_when_it_did_though_the_clock_was_set_back() {
+        let about = RunAbout { run: "r".to_owned(), start_us: Some(7_200_000_000), ..RunAbout::default() };
+        let source = SourceAbout { name: "x.parquet".to_owned(), describes: true, runs: vec![about] };
+        let mut builder = Builder::new();
+        let source = builder.source(source);
+        let row = |time_us| Row {
+            time_us,
+            window_s: 10.0,
+            run: "r",
+            host: "",
+            rank: None,
+            kind: RowKind::Window,
+            tag: "run",
+            step: None,
+            scope: "host",
+            gpu: None,
+            cuda: None,
+            uuid: None,
+            pid: None,
+            process: None,
+            metric: "cpu_percent",
+            mean: Some(50.0),
+            min: Some(50.0),
+            max: Some(50.0),
+            last: Some(50.0),
+            samples: Some(10),
+        };
+        // Back by an hour after twenty seconds.
+        for time_us in [7_210_000_000, 7_220_000_000, 3_630_000_000, 3_640_000_000] {
+            builder.add(source, &row(time_us));
+        }
+        let report = builder.finish();
+        assert_eq!(report.parts[0].start(), 7_200_000_000);
     }
 }

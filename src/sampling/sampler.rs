@@ -96,7 +96,8 @@ impl Sampler {
         });
         let tree = Tree::new(&settings.proc_root, settings.root.clone(), descriptors)?;
         let ticks_per_second = clock::ticks_per_second();
-        let host = HostReader::new(&settings.proc_root, &settings.cgroup_root, ticks_per_second);
+        let host =
+            HostReader::new(&settings.proc_root, &settings.cgroup_root, &settings.sys_root, ticks_per_second);
         let mut sampler = Self {
             pid_match: PidMatch::of_self(&settings.proc_root),
             own_status: KernelFile::open(&settings.proc_root.join("self/status")).ok(),

@@ -47,6 +47,8 @@ pub struct SamplerSettings {
     pub proc_root: PathBuf,
     /// Normally `/sys/fs/cgroup`.
     pub cgroup_root: PathBuf,
+    /// Normally `/sys`.
+    pub sys_root: PathBuf,
     /// Which processes are the job.
     pub root: TreeRoot,
     /// Which processes get series of their own.
@@ -74,6 +76,7 @@ impl SamplerSettings {
         Self {
             proc_root: PathBuf::from("/proc"),
             cgroup_root: PathBuf::from("/sys/fs/cgroup"),
+            sys_root: PathBuf::from("/sys"),
             root,
             processes: ProcessDetail::default(),
             process_limit: 512,

@@ -213,9 +213,9 @@ impl Tree {
         }
     }
 
-    /// Whether this `/proc` knows the process at all, of the job or not.
+    /// Whether this `/proc` knows the process at all, of the job or not; one of the job that has just ended counts too.
     pub fn exists(&mut self, pid: i32) -> bool {
-        self.by_pid.contains_key(&pid) || self.start_of(pid).is_some()
+        self.nodes.iter().any(|node| node.key.pid == pid) || self.start_of(pid).is_some()
     }
 
     /// Proportional set size of a process in bytes: about 15 ms of CPU for each GB of its memory.

@@ -13,11 +13,12 @@ use crate::selection::SelectionError;
 use crate::selection::choose::Choice;
 use crate::selection::directory::{DIRECTORY_VARIABLE, LeaseDirectory, default_directory};
 use crate::selection::explain;
-use crate::selection::holder::{Holder, command_note, fresh_token};
+use crate::selection::holder::{Holder, command_note};
 use crate::selection::lease::{LEASES_VARIABLE, Lease, Outer};
 use crate::selection::visible;
 use crate::sys::escape::printable;
 use crate::sys::notice::Verbosity;
+use crate::sys::random;
 use crate::sys::stderr::NonBlockingStderr;
 use crate::sys::terminal::{self, Kind};
 use crate::sys::users;
@@ -268,9 +269,9 @@ pub fn choose_for_job(
     probe: Probe<'_>,
     screen: &mut Screen<'_>,
 ) -> Result<JobDevices, ChooseError> {
-    let token = fresh_token().map_err(|error| SelectionError::LeaseDirectory {
+    let token = random::token().map_err(|error| SelectionError::LeaseDirectory {
         path: surroundings.lease_directory.clone(),
-        why: format!("/dev/urandom: {error}"),
+        why: format!("no random numbers: {error}"),
     })?;
     let holder = Holder {
         pid,

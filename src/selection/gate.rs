@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::SelectionError;
 use super::directory::{LeaseDirectory, Pause, unusable, write_note};
-use super::holder::{Holder, LockFile, fresh_token};
+use super::holder::{Holder, LockFile};
+use crate::sys::random;
 
 /// The file that is locked.
 pub(super) const SELECT_LOCK: &str = "select.lock";
@@ -51,7 +52,7 @@ impl LeaseDirectory {
                 return Ok(None);
             }
             if let Some(lock) = tried.map_err(wrap)? {
-                let token = fresh_token().map_err(wrap)?;
+                let token = random::token().map_err(wrap)?;
                 write_note(&lock, &Holder { token, ..me.clone() });
                 return Ok(Some(Selecting { directory: Arc::clone(self), lock }));
             }

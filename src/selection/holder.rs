@@ -1,8 +1,8 @@
 //! Which processes hold a lease: what the holder wrote down when it took it, and which of them have the lock now.
 
 use std::fmt;
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read as _};
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
 
 use rustix::io::Errno;
@@ -185,16 +185,6 @@ fn is_alive(pid: u32) -> bool {
     // One of another user is there, and may not be signalled.
     matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM))
         && !Stat::read(pid.as_raw_nonzero().get()).is_some_and(|stat| stat.has_ended())
-}
-
-/// A name that no other lease on this host has.
-///
-/// # Errors
-/// No `/dev/urandom`.
-pub fn fresh_token() -> io::Result<String> {
-    let mut bytes = [0_u8; 8];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
 }
 
 #[cfg(test)]

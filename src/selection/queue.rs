@@ -17,9 +17,9 @@ use super::SelectionError;
 use super::directory::{LeaseDirectory, unusable};
 use super::gate::Selecting;
 use super::holder::Holder;
-use super::holder::fresh_token;
 use super::lease::file_stem;
 use crate::model::id::GpuUuid;
+use crate::sys::random;
 
 const PREFIX: &str = "wait.";
 /// How often a waiter shows that it is there.
@@ -58,7 +58,7 @@ impl Selecting {
         let devices: BTreeSet<String> = devices.iter().map(|uuid| file_stem(uuid)).collect();
         let waiter = Waiter { process: me.clone(), devices: devices.clone() };
         let publish = || -> io::Result<(String, File)> {
-            let name = format!("{PREFIX}{:020}.{}.lock", last.saturating_add(1), fresh_token()?);
+            let name = format!("{PREFIX}{:020}.{}.lock", last.saturating_add(1), random::token()?);
             let text = serde_json::to_string(&waiter)?;
             // Locked before it is seen: an unlocked ticket is one whose process has ended.
             let file = directory.publish(&name, |file| {

@@ -52,9 +52,18 @@ impl Watched {
         };
         let mut finding = finding.lock().unwrap_or_else(PoisonError::into_inner);
         finding.driver = nvml.driver_version().map(str::to_owned);
-        finding.notes = notes;
+        finding.notes = notes.into_iter().chain(same_uuid(&devices)).collect();
         Ok((nvml, devices.into_iter().map(Arc::new).collect()))
     }
+}
+
+/// What to say of devices that have one UUID: everything that goes by it cannot tell them apart.
+fn same_uuid(devices: &[DeviceIdentity]) -> Option<String> {
+    let twice =
+        |device: &&DeviceIdentity| devices.iter().filter(|other| other.uuid == device.uuid).count() > 1;
+    let labels: Vec<String> = devices.iter().filter(twice).map(DeviceIdentity::gpu_label).collect();
+    let together = labels.join(", ");
+    (!labels.is_empty()).then(|| format!("{together} have the same UUID: they are told apart by their index"))
 }
 
 /// Opens the driver, after the check that its library can be loaded.

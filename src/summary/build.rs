@@ -153,10 +153,11 @@ fn not_finite(totals: &Totals) -> Vec<NotFiniteSummary> {
 }
 
 fn gpu(totals: &Totals, device: &DeviceIdentity) -> GpuSummary {
-    let of = |metric| totals.of_device(metric, &device.uuid);
+    let of = |metric| totals.of_device(metric, device);
     let figures = |metric| figures_of(of(metric));
     let seconds = |metric| of(metric).filter(|t| t.known_s > 0.0).map(|t| t.integral / 100.0);
     let counted = of(MetricId::GpuEnergy).and_then(|t| t.last);
+    let silence = totals.silence(device);
     // One reading of power is no energy yet.
     let integrated = of(MetricId::GpuEnergyFromPower).filter(|t| t.samples > 1).and_then(|t| t.last);
     GpuSummary {
@@ -179,7 +180,10 @@ fn gpu(totals: &Totals, device: &DeviceIdentity) -> GpuSummary {
         energy_source: counted.map(|_| "counter").or(integrated.map(|_| "power")),
         throttled_power_s: seconds(MetricId::GpuThrottledPower),
         throttled_thermal_s: seconds(MetricId::GpuThrottledThermal),
-        idle_s: totals.idle_seconds(&device.uuid),
-        starved_s: totals.starved_seconds(&device.uuid),
+        idle_s: totals.idle_seconds(device),
+        starved_s: totals.starved_seconds(device),
+        silent_s: silence.map_or(0.0, |(silence, _)| silence.seconds),
+        silent_since_s: silence.and_then(|(silence, _)| silence.since),
+        silent_why: silence.map(|(_, why)| why.to_owned()),
     }
 }

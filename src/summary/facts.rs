@@ -17,6 +17,17 @@ pub fn facts(summary: &Summary, seconds: f64, held: bool) -> Vec<String> {
             Some(mig) => format!("GPU {}:{mig}", gpu.index),
         };
         let untouched = gpu.job_memory_mib.max.is_none_or(|mib| mib == 0.0);
+        if let Some(why) = &gpu.silent_why {
+            let when = match gpu.silent_since_s {
+                Some(since) => format!("since {} after the start", duration(since)),
+                None => format!("for {}", duration(gpu.silent_s)),
+            };
+            facts.push(format!("{name}: {why}, {when} ({:.0} % of the run)", share(gpu.silent_s)));
+        }
+        // Of most of the run nothing is known: what the rest says is no judgement of it.
+        if seconds > 0.0 && share(gpu.silent_s) > 50.0 {
+            continue;
+        }
         let unused = gpu.gpu_utilization.max == Some(0.0) && untouched;
         let is_long_enough = seconds >= TOO_SHORT_S;
         if unused && is_long_enough {

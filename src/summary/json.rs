@@ -149,6 +149,12 @@ pub struct GpuSummary {
     pub idle_s: f64,
     /// Seconds of windows in which it was below 50 % while the host's CPUs were over 90 % busy.
     pub starved_s: f64,
+    /// Seconds of windows in which nothing of it was known because the driver lost it.
+    pub silent_s: f64,
+    /// If it was never known again: seconds from the start of the run to then.
+    pub silent_since_s: Option<f64>,
+    /// What the driver said.
+    pub silent_why: Option<String>,
 }
 
 /// The job's tree.

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::model::id::{GpuUuid, ProcessKey};
+use crate::model::device::{DeviceIdentity, DevicePlace};
+use crate::model::id::ProcessKey;
 use crate::model::metric::{Kind, MetricId, Scope};
 use crate::model::series::SeriesInfo;
 use crate::model::window::{Row, RowKind, WindowBatch};
@@ -19,7 +20,7 @@ pub(crate) const IDLE_PERCENT: f64 = 5.0;
 struct Key {
     metric: MetricId,
     label: Option<Arc<str>>,
-    uuid: Option<GpuUuid>,
+    device: Option<DevicePlace>,
     process: Option<ProcessKey>,
 }
 
@@ -28,7 +29,7 @@ impl Key {
         Self {
             metric: info.metric,
             label: info.label.clone(),
-            uuid: info.device.as_ref().map(|d| d.uuid.clone()),
+            device: info.device.as_ref().map(|device| device.place()),
             process: info.process.as_ref().map(|p| p.key),
         }
     }
@@ -96,18 +97,29 @@ pub struct Totals {
     /// Seconds they cover.
     pub seconds: f64,
     /// Seconds in which each GPU was idle, where its utilisation is known.
-    idle_s: HashMap<GpuUuid, f64>,
+    idle_s: HashMap<DevicePlace, f64>,
     /// Training step of the first row in which each scalar of the job was not finite.
     not_finite_from: HashMap<Arc<str>, i64>,
     /// Seconds in which a GPU waited (mean below 50 %) while the host's CPUs were over 90 % busy.
-    starved_s: HashMap<GpuUuid, f64>,
+    starved_s: HashMap<DevicePlace, f64>,
+    /// Windows in which nothing of a GPU was known.
+    silent: HashMap<DevicePlace, Silence>,
     unreadable: Vec<Unreadable>,
+}
+
+/// How long nothing of a GPU was known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Silence {
+    /// Seconds of windows without any value.
+    pub seconds: f64,
+    /// If the last window has none: the seconds from the start of the run to the first window of those.
+    pub since: Option<f64>,
 }
 
 /// Why something could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Unreadable {
-    device: Option<GpuUuid>,
+    device: Option<DevicePlace>,
     metric: Option<MetricId>,
     reason: String,
 }
@@ -125,15 +137,17 @@ impl Totals {
             idle_s: HashMap::new(),
             starved_s: HashMap::new(),
             not_finite_from: HashMap::new(),
+            silent: HashMap::new(),
             unreadable: Vec::new(),
         }
     }
 
     /// Keeps why a metric of a device could not be read; `None` stands for all of them.
-    pub fn unreadable(&mut self, device: Option<&GpuUuid>, metric: Option<MetricId>, reason: &str) {
+    pub fn unreadable(&mut self, device: Option<&DeviceIdentity>, metric: Option<MetricId>, reason: &str) {
         /// A run that has more to tell than this tells nothing new.
         const ENOUGH: usize = 1024;
-        let entry = Unreadable { device: device.cloned(), metric, reason: reason.to_owned() };
+        let entry =
+            Unreadable { device: device.map(DeviceIdentity::place), metric, reason: reason.to_owned() };
         if self.unreadable.len() < ENOUGH && !self.unreadable.contains(&entry) {
             self.unreadable.push(entry);
         }
@@ -141,11 +155,9 @@ impl Totals {
 
     /// Why a series has nulls, as far as it was told: of its own metric, else of its whole device.
     pub fn reason(&self, series: &SeriesInfo) -> Option<&str> {
-        let device = series.device.as_ref().map(|device| &device.uuid);
+        let device = series.device.as_ref().map(|device| device.place());
         // A total over all devices is unknown for the reason of any of them.
-        let fits = |entry: &&Unreadable| {
-            device.is_none() || entry.device.is_none() || entry.device.as_ref() == device
-        };
+        let fits = |entry: &&Unreadable| device.is_none() || entry.device.is_none() || entry.device == device;
         let mut of_metric = self.unreadable.iter().filter(fits);
         let mut of_device = self.unreadable.iter().filter(fits);
         let about_gpus = device.is_some() || series.metric == MetricId::JobGpuMemory;
@@ -173,6 +185,30 @@ impl Totals {
             }
         }
         self.add_patterns(batch);
+        self.add_silence(batch);
+    }
+
+    /// Notes the GPUs of which a window knows nothing.
+    fn add_silence(&mut self, batch: &WindowBatch) {
+        let mut known: Vec<(DevicePlace, bool)> = Vec::new();
+        for row in batch.rows.iter().filter(|row| row.series.scope() == Scope::Gpu) {
+            let Some(place) = row.series.device.as_ref().map(|device| device.place()) else { continue };
+            let has_value = row.stats.samples > 0;
+            match known.iter_mut().find(|(seen, _)| *seen == place) {
+                Some((_, known)) => *known |= has_value,
+                None => known.push((place, has_value)),
+            }
+        }
+        let began = self.seconds - batch.window_s;
+        for (place, has_value) in known {
+            let silence = self.silent.entry(place).or_default();
+            if has_value {
+                silence.since = None;
+            } else {
+                silence.seconds += batch.window_s;
+                silence.since.get_or_insert(began);
+            }
+        }
     }
 
     /// Where the total of a series stands; `None` for one too many.
@@ -213,10 +249,10 @@ impl Totals {
         for row in batch.rows.iter().filter(|row| row.series.metric == MetricId::GpuGpuUtilization) {
             let Some(device) = &row.series.device else { continue };
             if row.stats.max.is_some_and(|max| max <= IDLE_PERCENT) {
-                *self.idle_s.entry(device.uuid.clone()).or_default() += batch.window_s;
+                *self.idle_s.entry(device.place()).or_default() += batch.window_s;
             }
             if cpu_busy && row.stats.mean.is_some_and(|mean| mean < 50.0) {
-                *self.starved_s.entry(device.uuid.clone()).or_default() += batch.window_s;
+                *self.starved_s.entry(device.place()).or_default() += batch.window_s;
             }
         }
     }
@@ -246,12 +282,21 @@ impl Totals {
 
     /// The total of a metric without device and process.
     pub fn whole(&self, metric: MetricId) -> Option<&SeriesTotal> {
-        self.of(&Key { metric, label: None, uuid: None, process: None })
+        self.of(&Key { metric, label: None, device: None, process: None })
     }
 
     /// The total of a metric of one device.
-    pub fn of_device(&self, metric: MetricId, uuid: &GpuUuid) -> Option<&SeriesTotal> {
-        self.of(&Key { metric, label: None, uuid: Some(uuid.clone()), process: None })
+    pub fn of_device(&self, metric: MetricId, device: &DeviceIdentity) -> Option<&SeriesTotal> {
+        self.of(&Key { metric, label: None, device: Some(device.place()), process: None })
+    }
+
+    /// How long nothing of a GPU was known, and why, where the driver said so of the whole GPU.
+    pub fn silence(&self, device: &DeviceIdentity) -> Option<(Silence, &str)> {
+        let silence = self.silent.get(&device.place()).filter(|silence| silence.seconds > 0.0)?;
+        let fits = |entry: &&Unreadable| {
+            entry.metric.is_none() && (entry.device.is_none() || entry.device == Some(device.place()))
+        };
+        self.unreadable.iter().rev().find(fits).map(|entry| (*silence, entry.reason.as_str()))
     }
 
     /// Every series in order of first sight.
@@ -260,12 +305,12 @@ impl Totals {
     }
 
     /// Seconds in which the GPU was idle.
-    pub fn idle_seconds(&self, uuid: &GpuUuid) -> f64 {
-        self.idle_s.get(uuid).copied().unwrap_or(0.0)
+    pub fn idle_seconds(&self, device: &DeviceIdentity) -> f64 {
+        self.idle_s.get(&device.place()).copied().unwrap_or(0.0)
     }
 
     /// Seconds in which the GPU waited while the host's CPUs were busy.
-    pub fn starved_seconds(&self, uuid: &GpuUuid) -> f64 {
-        self.starved_s.get(uuid).copied().unwrap_or(0.0)
+    pub fn starved_seconds(&self, device: &DeviceIdentity) -> f64 {
+        self.starved_s.get(&device.place()).copied().unwrap_or(0.0)
     }
 }

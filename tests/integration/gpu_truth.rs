@@ -1,19 +1,16 @@
 //! Known truths about GPUs, through the binary: what the simulated driver plays is what stands in the CSV.
 
-mod impossible;
-mod lost;
-
 use std::collections::BTreeMap;
 
 use crate::logged::{Place, Row, Rows, Running, text, until};
 use crate::transparency::harness;
 
 /// The job: says where it is in `FILE` and ends with its input.
-fn waiting_job(file: &str) -> Vec<String> {
+pub(crate) fn waiting_job(file: &str) -> Vec<String> {
     vec![harness::job().to_str().unwrap().to_owned(), "wait".to_owned(), file.to_owned()]
 }
 
-fn start(place: &Place, options: &[&str], job: &[String]) -> Running {
+pub(crate) fn start(place: &Place, options: &[&str], job: &[String]) -> Running {
     let mut args: Vec<&str> = options.to_vec();
     args.push("--");
     args.extend(job.iter().map(String::as_str));
@@ -21,7 +18,7 @@ fn start(place: &Place, options: &[&str], job: &[String]) -> Running {
 }
 
 /// The pid that a `test-job wait FILE` has written.
-fn pid_in(place: &Place, file: &str) -> i32 {
+pub(crate) fn pid_in(place: &Place, file: &str) -> i32 {
     until("the job is there", || {
         let text = std::fs::read_to_string(place.path(file)).ok()?;
         text.trim().strip_prefix("ready ")?.parse().ok()
@@ -35,7 +32,7 @@ fn last_at(row: &Row<'_>) -> (f64, f64) {
 }
 
 /// The energy that the windows of a GPU used, in joules.
-fn used(rows: &Rows, gpu: &str) -> f64 {
+pub(crate) fn used(rows: &Rows, gpu: &str) -> f64 {
     let windows = rows.of(&format!("gpu/energy_used gpu={gpu}"));
     windows.iter().filter_map(|row| row.get("mean")).sum()
 }
@@ -321,88 +318,108 @@ fn unified_memory_is_the_hosts_and_its_use_the_processes() {
     assert!(rows.only("gpu/memory_total gpu=0").number("max") >= free);
 }
 
-/// Ten seconds in, everything that the driver says is impossible, for a second.
-const NOISE: &str = r#"
+#[test]
+fn a_gpu_that_is_lost_at_the_start_is_named_and_harms_no_other() {
+    let (rows, told) = one_window("lost-gpu");
+    assert_eq!(told.matches("GPU 2 is not logged: the GPU is lost").count(), 1, "{told}");
+    assert!(!rows.has("gpu/power_usage gpu=2"));
+    for gpu in ["gpu=0", "gpu=1", "gpu=3"] {
+        values(&rows, gpu, &[("power_usage", 60.0), ("memory_used", 4.0), ("temperature", 33.0)]);
+    }
+}
+
+#[test]
+fn a_gpu_that_is_lost_is_null_until_it_comes_back() {
+    let place = Place::new(
+        r#"
 clock_file = "DIR/clock"
 
 [defaults]
 memory_total = 10000
-memory_used = [[0, 500], [10, 4e9], [11, 500]]
-gpu_utilization = [[0, 50], [10, 4e9], [11, 50]]
-memory_utilization = [[0, 20], [10, 101], [11, 20]]
-encoder_utilization = [[0, 20], [10, 4e9], [11, 20]]
-decoder_utilization = [[0, 20], [10, 4e9], [11, 20]]
-temperature = [[0, 40], [10, 255], [11, 40]]
-memory_temperature = [[0, 50], [10, 4e9], [11, 50]]
-power = [[0, 100], [10, 4294967.295], [11, 100]]
-power_limit = [[0, 400], [10, 4294967.295], [11, 400]]
-fan_speed = [[0, 30], [10, 65535], [11, 30]]
-sm_clock = [[0, 1400], [10, 4e9], [11, 1400]]
-memory_clock = [[0, 1593], [10, 4e9], [11, 1593]]
-max_sm_clock = 1410
-max_memory_clock = 1593
-ecc_volatile_corrected = [[0, 3], [10, 1.8e19], [11, 3]]
-ecc_volatile_uncorrected = [[0, 0], [10, 1.8e19], [11, 0]]
-throttled_power = [[0, 100], [10, 1e9], [11, 100]]
-throttled_thermal = [[0, 100], [10, 0], [11, 100]]
-pcie_tx = [[0, 1e15], [10, 0], [11, 1e15]]
-pcie_rx = [[0, 1e12], [10, 1.8e19], [11, 1e12]]
-nvlink = [1, 1]
-nvlink_tx = [[0, 1e12], [10, 1.8e19], [11, 1e12]]
-nvlink_rx = [[0, 1e15], [10, 0], [11, 1e15]]
+power = 100
+energy = "from-power"
 
 [[gpu]]
-energy = [[0, 1e9], [10, 0], [11, 1000000105]]
+temperature = 40
 
 [[gpu]]
-energy = [[0, 1e9], [10, 1.8e16], [11, 1000000105]]
-
-[[gpu]]
-"#;
-
-#[test]
-fn throttled_time_is_never_more_than_all_of_it() {
-    let place = Place::new(
-        r#"
-[[gpu]]
-memory_total = 10000
-throttled_power = { rate = 1 }
-throttled_thermal = { rate = { square = { low = 0, high = 2, period = 0.2 } } }
+temperature = 50
+lost_from = 10
+lost_until = 20
 "#,
     );
-    let options = ["--interval", "100ms", "--window", "300ms", "--log", "x.csv"];
+    place.write("clock", "5");
+    let options = ["--interval", "100ms", "--window", "300ms", "--log", "lost.csv", "--summary", "lost.json"];
     let mut run = start(&place, &options, &waiting_job("ready"));
-    until("six windows", || (place.csv("x.csv").of("gpu/throttled_power gpu=0").len() >= 6).then_some(()));
+    let newest = |fits: &dyn Fn(&Row<'_>) -> bool| {
+        let rows = place.csv("lost.csv");
+        rows.of("gpu/temperature gpu=1").last().is_some_and(fits).then_some(())
+    };
+    until("values", || newest(&|row| row.is_steady_at(50.0)));
+    place.write("clock", "15");
+    until("a null window", || newest(&|row| row.is_null()));
+    let said = run.stderr().matches("gpu:1: the GPU is lost").count();
+    place.write("clock", "25");
+    until("values again", || newest(&|row| row.is_steady_at(50.0)));
     assert!(run.end().success(), "{}", run.stderr());
-    let rows = place.csv("x.csv");
-    for metric in ["throttled_power", "throttled_thermal"] {
-        for row in rows.of(&format!("gpu/{metric}")) {
-            let values = ["mean", "min", "max", "last"].map(|column| row.get(column).unwrap_or(0.0));
-            assert!(values.iter().all(|value| (0.0..=100.0).contains(value)), "{metric}: {values:?}");
-        }
-    }
-    let means: Vec<f64> = rows.of("gpu/throttled_power").iter().filter_map(|row| row.get("mean")).collect();
-    assert!(means.iter().any(|mean| *mean > 95.0), "{means:?}");
+    assert_eq!(said, 1, "{}", run.stderr());
+    assert_eq!(run.stderr().matches("gpu:1: the GPU is lost").count(), 1);
+    let rows = place.csv("lost.csv");
+    let energies: Vec<f64> = rows.of("gpu/energy gpu=1").iter().filter_map(|row| row.get("last")).collect();
+    // 5 s to 25 s at 100 W by the counter, which went on.
+    assert!(energies.is_sorted() && energies.last() == Some(&2000.0), "{energies:?}");
+    assert!(rows.of("gpu/temperature gpu=0").iter().all(|row| row.is_steady_at(40.0)), "its neighbour");
+    assert!(rows.of("gpu/temperature gpu=0").iter().all(|row| row.number("missing") == 0.0));
+    let summary: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(place.path("lost.json")).unwrap()).unwrap();
+    let null = summary["nulls"].as_array().unwrap().iter();
+    let mut null = null.filter(|null| null["series"] == "gpu:1/temperature (C)");
+    let null = null.next().expect("the gap is told");
+    assert_eq!(null["reason"], "the GPU is lost");
+    assert!(null["samples"].as_u64() > Some(0) && null["missing"].as_u64() > Some(0), "{null}");
 }
 
 #[test]
-fn what_is_asked_for_and_expensive_is_expected_at_its_own_pace() {
+fn a_driver_that_is_reloaded_under_the_run_serves_again() {
     let place = Place::new(
         r#"
+clock_file = "DIR/clock"
+reload_at = [10]
+
 [[gpu]]
 memory_total = 10000
-pcie_rx = { rate = 1048576e3 }
+temperature = 40
+power = 100
+energy = { rate = 100, reset_at = [10] }
+throttled_power = { rate = 0.25, reset_at = [10] }
 "#,
     );
-    let options =
-        ["--metrics", "+pcie_rx_sampled", "--interval", "100ms", "--window", "300ms", "--log", "x.csv"];
+    place.write("clock", "5");
+    let options = ["--interval", "100ms", "--window", "300ms", "--log", "reload.csv"];
     let mut run = start(&place, &options, &waiting_job("ready"));
-    until("six windows", || (place.csv("x.csv").of("gpu/pcie_rx_sampled gpu=0").len() >= 6).then_some(()));
+    let windows = || place.csv("reload.csv").of("gpu/temperature gpu=0").len();
+    until("two windows", || (windows() >= 2).then_some(()));
+    place.write("clock", "8");
+    let before = windows();
+    until("two more", || (windows() >= before + 2).then_some(()));
+    place.write("clock", "12");
+    let before = windows();
+    until("values after the reload", || {
+        let rows = place.csv("reload.csv");
+        let steady = rows.of("gpu/temperature gpu=0").last().is_some_and(|row| row.is_steady_at(40.0));
+        (steady && windows() >= before + 2).then_some(())
+    });
+    place.write("clock", "13");
+    let before = windows();
+    until("two more", || (windows() >= before + 2).then_some(()));
     assert!(run.end().success(), "{}", run.stderr());
-    for row in place.csv("x.csv").of("gpu/pcie_rx_sampled") {
-        assert_eq!(row.number("missing"), 0.0);
-        assert!((row.number("mean") - 1000.0).abs() < 1.0, "{}", row.number("mean"));
-    }
+    let rows = place.csv("reload.csv");
+    let energy: Vec<f64> = rows.of("gpu/energy gpu=0").iter().filter_map(|row| row.get("last")).collect();
+    // 5 to 8 and 12 to 13: what the counter lost with the reload is nobody's to tell.
+    assert!(energy.is_sorted() && energy.last() == Some(&400.0), "{energy:?}");
+    assert!((used(&rows, "0") - 400.0).abs() < 1e-6, "{}", used(&rows, "0"));
+    let throttled = rows.of("gpu/throttled_power gpu=0");
+    assert!(throttled.iter().filter_map(|row| row.get("min")).all(|min| min >= 0.0), "no rate below 0");
 }
 
 #[test]

@@ -83,6 +83,8 @@ pub enum Fault {
     Code(u32),
     /// The call succeeded with something that cannot be.
     Implausible,
+    /// The GPU is in MIG mode and has no slices: CUDA cannot use it.
+    NoSlices,
 }
 
 /// What one call gave.
@@ -99,6 +101,7 @@ impl Fault {
         let code = match self {
             Fault::Missing(_) => return Reason::MissingSymbol,
             Fault::Implausible => return Reason::Implausible,
+            Fault::NoSlices => return Reason::Other("MIG mode is on and there are no slices".into()),
             Fault::Code(code) => code,
         };
         match code {
@@ -154,7 +157,7 @@ impl Fault {
     pub fn is_permanent(self) -> bool {
         match self {
             Fault::Missing(_) => true,
-            Fault::Implausible => false,
+            Fault::Implausible | Fault::NoSlices => false,
             Fault::Code(code) => matches!(
                 code,
                 sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED

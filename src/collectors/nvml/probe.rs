@@ -12,17 +12,11 @@ fn known<T>(result: CallResult<T>) -> Known<T> {
     result.map_err(Fault::reason)
 }
 
-impl Leaf {
-    fn handle(&self) -> Handle {
-        self.slice.map_or(self.parent, |(_, slice)| slice)
-    }
-}
-
 impl Nvml {
     /// Reads what is asked of every physical GPU and every MIG slice of a GPU in MIG mode, in NVML's order.
     ///
-    /// A device that cannot be read stands in the list with the reasons; it never keeps others out. A GPU in MIG
-    /// mode without slices is not in the list.
+    /// A device that cannot be read stands in the list with the reasons, as does a GPU in MIG mode without slices; it
+    /// never keeps others out.
     ///
     /// # Errors
     /// Where the driver does not even count its GPUs.
@@ -140,7 +134,7 @@ impl Nvml {
     /// # Errors
     /// As the driver answers.
     pub fn parent_identity(&self, slice: &DeviceIdentity) -> CallResult<DeviceIdentity> {
-        let parent = self.parent_handle(self.handle_of(slice.uuid.as_str())?)?;
+        let parent = self.parent_handle(self.handle_of(slice)?)?;
         Ok(DeviceIdentity {
             index: slice.index,
             mig: None,

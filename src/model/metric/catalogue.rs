@@ -102,13 +102,13 @@ catalogue! {
         Host, "net_rx", "MiB/s", Counter, Cheap, "net", Whole,
         source: "/proc/net/dev",
         absent: "",
-        about: "received on all interfaces but loopback",
+        about: "received on the interfaces of network cards, each once; without any (in a container) on all but loopback",
     }
     HostNetTx {
         Host, "net_tx", "MiB/s", Counter, Cheap, "net", Whole,
         source: "/proc/net/dev",
         absent: "",
-        about: "sent on all interfaces but loopback",
+        about: "sent on the interfaces of network cards, each once; without any (in a container) on all but loopback",
     }
     HostCpuPressure {
         Host, "cpu_pressure", "%", Counter, Cheap, "pressure", Whole,

@@ -101,7 +101,7 @@ impl Device {
         if energies.into_iter().any(|id| wanted.has(id)) {
             fields.push(Field::Energy);
         }
-        let handle = nvml.handle_of(identity.uuid.as_str()).ok();
+        let handle = nvml.handle_of(&identity).ok();
         // A slice has none of the values that the limits are for.
         let limits = handle.filter(|_| role != Role::Slice).map(|handle| nvml.ceilings(handle));
         Self {
@@ -186,7 +186,7 @@ impl Device {
         if pass.at < self.retry_at {
             return Err(lost);
         }
-        match pass.nvml.handle_of(self.identity.uuid.as_str()) {
+        match pass.nvml.handle_of(&self.identity) {
             Ok(handle) => {
                 self.handle = Some(handle);
                 if self.role != Role::Slice {

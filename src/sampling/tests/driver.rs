@@ -150,6 +150,8 @@ fn processes_come_with_owners_and_without_garbage() {
             [
                 (false, Ok(500 * MIB), true),
                 (true, Ok(300 * MIB), true),
+                // One that holds more than there is holds we do not know what.
+                (true, Err(Reason::NotSupported), true),
                 (true, Err(Reason::NotSupported), false),
                 (true, Ok(100 * MIB), true),
             ]
@@ -228,18 +230,20 @@ fn slices_have_their_own_memory_and_the_parent_has_the_rest() {
 }
 
 #[test]
-fn a_gpu_in_mig_mode_without_slices_offers_no_device() {
+fn a_gpu_in_mig_mode_without_slices_is_listed_with_the_reason() {
     let scenario = machine(vec![
         Gpu { mig_mode: Some(1), ..gpu() },
         Gpu { mig: vec![Mig { index: Some(4), memory_total: Some(100.into()), ..Mig::default() }], ..gpu() },
     ]);
-    on_stage("driver::a_gpu_in_mig_mode_without_slices_offers_no_device", scenario, |stage| {
+    on_stage("driver::a_gpu_in_mig_mode_without_slices_is_listed_with_the_reason", scenario, |stage| {
         let nvml = stage.nvml();
         let seen = nvml.probe(&ProbeRequest::default()).unwrap();
         assert_eq!(
             seen.iter().map(|one| (one.index, one.mig.map(|m| m.index))).collect::<Vec<_>>(),
-            [(1, Some(4))]
+            [(0, None), (1, Some(4))]
         );
+        let why = seen[0].uuid.as_ref().unwrap_err().to_string();
+        assert_eq!(why, "MIG mode is on and there are no slices");
     });
 }
 

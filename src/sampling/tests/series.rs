@@ -117,6 +117,25 @@ fn pids_of_another_namespace_are_said_once_and_never_believed() {
 }
 
 #[test]
+fn a_listed_process_that_has_just_ended_is_no_sign_of_another_namespace() {
+    let fake = FakeProc::new();
+    fake.namespace("pid:[4026532999]");
+    fake.put(&Fake::new(10, GPURUN));
+    fake.put(&Fake::new(20, 10));
+    fake.children(GPURUN, GPURUN, &[10]);
+    fake.children(10, 10, &[20]);
+    let mut watch = Watch::job(&fake);
+    watch.attach(&[device(0)]);
+    let translated = frame(vec![Some(Ok(vec![used(20, 100, 1.0)]))]);
+    assert_eq!(value(&watch.sample(Some(&translated)), "job/gpu_memory (MiB)"), 100.0);
+    // It ends between the driver's list and the look at the tree.
+    fake.remove(20);
+    fake.children(10, 10, &[]);
+    assert_eq!(value(&watch.sample(Some(&translated)), "job/gpu_memory (MiB)"), 0.0);
+    assert_eq!(watch.sampler.take_notices(), []);
+}
+
+#[test]
 fn record_all_follows_what_nvml_lists() {
     let fake = FakeProc::new();
     fake.put(&Fake { own: 1000, start: 1, ..Fake::new(10, 1) });

@@ -354,9 +354,12 @@ impl EngineThread {
         if let Some(gpu) = &mut self.gpu {
             let news = gpu.news();
             for item in &news {
-                let uuid =
-                    item.device.and_then(|place| self.run.devices.get(place)).map(|device| &device.uuid);
-                self.output.totals.unreadable(uuid, item.metric, &item.reason.to_string());
+                let device = item.device.and_then(|place| self.run.devices.get(place));
+                self.output.totals.unreadable(
+                    device.map(|device| &**device),
+                    item.metric,
+                    &item.reason.to_string(),
+                );
             }
             self.messages.gpu_news(&news, &self.run.devices);
             if self.devices_known {
