@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::sys::stat::Stat;
 use crate::sys::{process, users};
 
-/// Who holds a lease.
+/// The holder of a lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Holder {
