@@ -1,8 +1,8 @@
 //! The lease directory: opening it, and its files under their names. All users share it, so nothing here blocks on what
 //! another user put there, and no link is followed.
 //!
-//! Who holds or waits for devices keeps a shared lock on the directory: `systemd-tmpfiles` and its like leave a locked
-//! directory alone. Where it is removed all the same, [`LeaseDirectory::is_there`] tells.
+//! A process that holds or waits for devices keeps a shared lock on the directory: `systemd-tmpfiles` and its like leave a
+//! locked directory alone. Where it is removed all the same, [`LeaseDirectory::is_there`] tells.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Read as _};
@@ -26,7 +26,7 @@ const CLEANER_PATIENCE: Duration = Duration::from_secs(2);
 /// Longest note that is read back.
 const NOTE_BYTES: u64 = 4096;
 
-/// The directory with the locks, held open so that nobody can swap it.
+/// The directory with the locks, held open so that it cannot be swapped.
 #[derive(Debug)]
 pub struct LeaseDirectory {
     pub(super) dir: File,
@@ -52,7 +52,7 @@ impl LeaseDirectory {
         loop {
             let opened = Self::open_or_make(path).map_err(|error| unusable(path, &error))?;
             let is_kept = opened.keep_from_cleaners();
-            // Who keeps it locked for longer is no cleaner, and keeps cleaners away as well.
+            // A process that keeps it locked for longer is no cleaner, and keeps cleaners away as well.
             if (is_kept || Instant::now() >= deadline) && opened.is_there() {
                 return Ok(Arc::new(opened));
             }
@@ -63,7 +63,7 @@ impl LeaseDirectory {
         }
     }
 
-    /// Opens the directory if there is one: nobody holds anything where there is none.
+    /// Opens the directory if there is one: nothing is held where there is none.
     ///
     /// # Errors
     /// It is there and cannot be read, or is no directory.
@@ -149,7 +149,7 @@ impl LeaseDirectory {
 
     /// Opens an existing file, and nothing else that may stand under its name.
     fn open_regular(&self, name: &str, options: &mut OpenOptions) -> io::Result<File> {
-        // Non-blocking, so that a FIFO somebody put there cannot hang us.
+        // Non-blocking, so that a FIFO that was put there cannot hang us.
         let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(self.at(name))?;
         if file.metadata()?.is_file() {
             return Ok(file);
@@ -192,7 +192,7 @@ impl LeaseDirectory {
         }
     }
 
-    /// Takes a lock that nobody has.
+    /// Takes a lock that is free.
     pub(super) fn try_lock(&self, name: &str, exclusive: bool) -> io::Result<Option<File>> {
         let file = self.open_or_make_lock(name)?;
         match if exclusive { file.try_lock() } else { file.try_lock_shared() } {
@@ -211,7 +211,7 @@ impl LeaseDirectory {
         same().unwrap_or(false)
     }
 
-    /// Whether somebody holds `name` exclusively.
+    /// Whether a process holds `name` exclusively.
     pub(super) fn is_locked(&self, name: &str) -> bool {
         match self.open_lock(name) {
             Ok(file) => matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)),
@@ -232,7 +232,7 @@ impl LeaseDirectory {
         self.text(name, NOTE_BYTES).map(|text| Holder::read(&text)).unwrap_or_default()
     }
 
-    /// Who holds a locked file, with the processes that do so now.
+    /// The holder of a locked file, with the processes that hold it now.
     pub(super) fn holder(&self, name: &str) -> Holder {
         let note = self.note(name);
         match self.open_lock(name).and_then(|file| file.metadata()) {

@@ -13,7 +13,7 @@ use crate::sys::escape::is_unsafe;
 use crate::sys::stat::Stat;
 use crate::sys::{process, users};
 
-/// Who holds a lease.
+/// The holder of a lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Holder {

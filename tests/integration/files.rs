@@ -255,12 +255,8 @@ fn append_cuts_a_torn_line_and_says_so() {
 }
 
 /// Waits for a condition that another thread brings about.
-pub(crate) fn wait_until(mut done: impl FnMut() -> bool) {
-    let until = std::time::Instant::now() + DEADLINE;
-    while !done() {
-        assert!(std::time::Instant::now() < until, "the condition never held");
-        std::thread::yield_now();
-    }
+pub(crate) fn wait_until(done: impl FnMut() -> bool) {
+    support::until_holds("the writers have come so far", done);
 }
 
 #[test]
