@@ -165,7 +165,9 @@ pub(super) enum Step {
     GaugeHold { from: Option<(u64, f64)> },
     /// A rate, from the total before to this one; `steady` is the one that min, max and last go by, if there is one.
     Rate { from: u64, rate: f64, steady: Option<f64> },
-    /// A total that gives no rate: the first, one beyond a gap, or one that fell. Spans that ended since
+    /// The mean rate over a gap, from the total before to this one. Spans that ended in the gap are as before a `Base`.
+    Bridge { from: u64, rate: f64, held: Option<(u64, f64)> },
+    /// A total that gives no rate: the first, or one that fell. Spans that ended since
     /// the total before get the rate before that.
     Base { held: Option<(u64, f64)>, fell: bool },
     /// A counter's failed read.
@@ -249,20 +251,27 @@ impl Series {
                     _ => self.value = Some(Point { at, value: total }),
                 }
                 let held = before.and_then(|point| Some((point.at, self.rate?)));
-                let Some(point) = before.filter(|point| at - point.at <= self.limit) else {
+                let Some(point) = before else {
                     (self.rate, self.anchor) = (None, None);
                     return Step::Base { held, fell: false };
                 };
+                let is_gap = at - point.at > self.limit;
                 // Totals that are sums of many may wobble in their last digits.
                 let rise = total - point.value;
-                if rise < -1e-9 * point.value.abs().max(1.0) {
-                    (self.rate, self.anchor) = (None, None);
-                    return Step::Base { held, fell: true };
-                }
+                let fell = rise < -1e-9 * point.value.abs().max(1.0);
                 let rate = rise.max(0.0) / ((at - point.at) as f64 / NANOS);
-                let steady = self.steady(point, Point { at, value: total }, rate);
-                self.rate = Some(steady.unwrap_or(rate));
-                Step::Rate { from: point.at, rate, steady }
+                if fell || is_gap {
+                    (self.rate, self.anchor) = (None, None);
+                }
+                match (fell, is_gap) {
+                    (true, _) => Step::Base { held, fell: !is_gap },
+                    (false, true) => Step::Bridge { from: point.at, rate, held },
+                    (false, false) => {
+                        let steady = self.steady(point, Point { at, value: total }, rate);
+                        self.rate = Some(steady.unwrap_or(rate));
+                        Step::Rate { from: point.at, rate, steady }
+                    }
+                }
             }
         }
     }
@@ -374,6 +383,12 @@ impl Series {
                     acc.rate(rate, steady);
                 }
             }
+            Step::Bridge { from, rate, .. } => {
+                if at > start {
+                    acc.cover(rate, at - from.max(start));
+                    acc.rate(rate, None);
+                }
+            }
             Step::Base { fell, .. } => acc.miss(u32::from(fell)),
             Step::CounterMissing => acc.miss(1),
             Step::Nothing => {}
@@ -406,7 +421,7 @@ impl Series {
                     acc.note(steady);
                 }
             }
-            Step::Base { held: Some((from, rate)), .. }
+            Step::Base { held: Some((from, rate)), .. } | Step::Bridge { held: Some((from, rate)), .. }
                 if from < end && acc.is_blank() && end - from <= self.limit =>
             {
                 acc.note(rate);
