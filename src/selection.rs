@@ -33,6 +33,9 @@ pub enum SelectionError {
         /// The system's words.
         why: String,
     },
+    /// Leases are files that are reached through the process filesystem.
+    #[error("cannot hold GPUs: /proc is not mounted; mount it, or use --no-lease")]
+    NoProc,
     /// Another gpurun kept the host-wide lock for too long.
     #[error(
         "another gpurun has held {} for {seconds} s while it chooses: end or continue it, or use --no-lease",

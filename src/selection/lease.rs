@@ -536,5 +536,9 @@ pub(super) fn file_stem(uuid: &GpuUuid) -> String {
 
 /// Wraps the system's words.
 pub(super) fn unusable(path: &Path, error: &io::Error) -> SelectionError {
+    // The directory is used through its descriptor.
+    if error.kind() == ErrorKind::NotFound && !Path::new("/proc/self").exists() {
+        return SelectionError::NoProc;
+    }
     SelectionError::LeaseDirectory { path: path.to_owned(), why: error.to_string() }
 }
