@@ -126,7 +126,7 @@ def side_by_side(place, seconds):
 
     job = place.start_job()
     log = f"{place.directory}/gpurun.csv"
-    kept = HostProcess(job.pid)  # nvitop's collector loses its roots unless somebody else keeps them
+    kept = HostProcess(job.pid)  # nvitop's collector loses its roots unless the caller keeps them
     kept.cpu_percent()
     gpurun = place.record(log, "--pid", str(job.pid))
     try:
@@ -161,7 +161,7 @@ def side_by_side(place, seconds):
 
 
 def show_pids(place):
-    """Rows of the job's processes, when nobody else keeps nvitop's HostProcess object."""
+    """Rows of the job's processes, where the caller does not keep nvitop's HostProcess object."""
     job = place.start_job()
     log = f"{place.directory}/pids.csv"
     gpurun = place.record(log, "--pid", str(job.pid))

@@ -60,7 +60,7 @@ pub(crate) fn parse(argv: Vec<OsString>) -> Result<Invocation, EarlyExit> {
         .and_then(|matches| Cli::from_arg_matches(&matches))
         .map_err(|error| match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => EarlyExit::Print(error.to_string()),
-            _ => EarlyExit::Usage(mistake::explain(&error, &argv)),
+            _ => EarlyExit::Usage(mistake::explain(&error, &argv, help::command(false))),
         })?;
     if let Some(command) = cli.command {
         return Ok(Invocation::Other(Box::new(command)));

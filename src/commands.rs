@@ -1,16 +1,17 @@
 //! The subcommands: one short file each, from what was meant to the call to what is printed.
 
 use std::ffi::OsString;
-use std::io::{self, StdoutLock, Write as _};
+use std::io::{self, Write as _};
+use std::path::Path;
 
-use crate::cli::args::{Command, CommonArgs, ExportArgs};
+use crate::cli::args::{Command, ExportArgs};
 use crate::cli::exit::Exit;
 use crate::cli::logging::LayoutArg;
 use crate::cli::{self, EarlyExit, Invocation};
 use crate::selection::flow::{self, CUDA_ORDER_COMMAND};
 use crate::sys::notice::{Notices, Verbosity};
 use crate::sys::stderr::NonBlockingStderr;
-use crate::writers::export::ExportRequest;
+use crate::writers::export::{ExportRequest, STANDARD_OUTPUT};
 use crate::writers::{Layout, WriterError};
 
 mod answer;
@@ -19,6 +20,7 @@ mod cuda_order;
 mod devices;
 mod export;
 mod mark;
+mod print;
 mod record;
 pub mod recover;
 mod report;
@@ -26,15 +28,15 @@ mod run;
 mod select;
 mod status;
 
-/// Where answers go.
-type Standard<'a> = StdoutLock<'a>;
+use print::{page, printed, verbosity};
 
 /// The whole program: reads the command line, does what it says, gives the status.
 pub fn main(argv: Vec<OsString>) -> u8 {
     flow::this_is_gpurun();
     say_panics_without_waiting();
     if argv.get(1).is_some_and(|word| word == CUDA_ORDER_COMMAND) {
-        return cuda_order::print(&mut io::stdout().lock(), &mut NonBlockingStderr::new()).code();
+        let mut out = io::stdout().lock();
+        return cuda_order::print(&mut out, &mut NonBlockingStderr::new()).code();
     }
     let parsed = cli::parse(argv);
     for line in parsed.iter().flat_map(Invocation::warnings) {
@@ -52,7 +54,7 @@ pub fn main(argv: Vec<OsString>) -> u8 {
     exit.code()
 }
 
-/// A panic is told in one line. The standard hook would write to a stderr that nobody may be reading, and wait.
+/// A panic is told in one line. The standard hook would write to a stderr that may have no reader, and wait.
 fn say_panics_without_waiting() {
     std::panic::set_hook(Box::new(|info| {
         if !crate::writers::is_decoding() {
@@ -61,19 +63,10 @@ fn say_panics_without_waiting() {
     }));
 }
 
-/// How much a command says.
-fn verbosity(common: &CommonArgs) -> Verbosity {
-    match (common.quiet, common.verbose) {
-        (true, _) => Verbosity::Quiet,
-        (false, true) => Verbosity::Verbose,
-        (false, false) => Verbosity::Normal,
-    }
-}
-
 /// Everything that is not a job.
 fn other(command: Command) -> Exit {
     let mut out = io::stdout().lock();
-    // Few commands have anything to say beside their answer.
+    // Few commands print messages besides their answer.
     let notices = || Notices::new(Verbosity::Normal);
     match command {
         Command::Select(args) => select::run(&args, &mut out),
@@ -82,20 +75,21 @@ fn other(command: Command) -> Exit {
             drop(out);
             record::run(&args, &Notices::new(verbosity(&args.common)))
         }
-        Command::Metrics(args) => printed(catalogue::run(&args, &mut out), &notices()),
+        Command::Metrics(args) => {
+            let written = catalogue::run(&args, &mut out);
+            printed(written, &mut out, Exit::Ok, &notices())
+        }
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut cli::help::command(false), "gpurun", &mut script);
-            printed(out.write_all(&script), &notices())
+            printed(out.write_all(&script), &mut out, Exit::Ok, &notices())
         }
         Command::Man(args) => page(cli::man::page(args.command.as_deref()), &mut out),
         Command::Help(args) => page(cli::help::page(&args.command), &mut out),
         Command::Recover(args) => {
-            match recover::recover(&args.paths, &mut out, &mut NonBlockingStderr::new()) {
-                Ok(outcome) if outcome.failed == 0 => Exit::Ok,
-                Ok(_) => Exit::Failed,
-                Err(error) => printed(Err(error), &notices()),
-            }
+            let outcome = recover::recover(&args.paths, &mut out, &mut NonBlockingStderr::new());
+            let exit = if outcome.failed == 0 { Exit::Ok } else { Exit::Failed };
+            printed(outcome.told, &mut out, exit, &notices())
         }
         Command::Export(args) => export_logs(args, &mut out, &notices()),
         Command::Report(args) => {
@@ -106,18 +100,6 @@ fn other(command: Command) -> Exit {
         Command::Tag(args) => mark::run(args.meaning(), &notices()),
         Command::Step(args) => mark::run(Ok(args.meaning()), &notices()),
         Command::Log(args) => mark::run(args.meaning(), &notices()),
-    }
-}
-
-/// Prints a page, or why there is none.
-fn page(page: Result<String, String>, out: &mut dyn io::Write) -> Exit {
-    let notices = Notices::new(Verbosity::Normal);
-    match page {
-        Ok(page) => printed(writeln!(out, "{}", page.trim_end()), &notices),
-        Err(line) => {
-            notices.error(&line);
-            Exit::Usage
-        }
     }
 }
 
@@ -132,21 +114,11 @@ fn export_logs(args: ExportArgs, out: &mut dyn io::Write, notices: &Notices) -> 
     match export::export(&request, args.quiet, out, &mut NonBlockingStderr::new()) {
         Ok(exported) if exported.damaged => Exit::Failed,
         Ok(_) => Exit::Ok,
-        Err(WriterError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
+        Err(WriterError::Io { path, source, .. }) if path == Path::new(STANDARD_OUTPUT) => {
+            printed(Err(source), out, Exit::Ok, notices)
+        }
         Err(error) => {
             notices.error(&error.to_string());
-            Exit::Failed
-        }
-    }
-}
-
-/// A reader that closed its end has what it wanted; anything else is a failure.
-fn printed(result: io::Result<()>, notices: &Notices) -> Exit {
-    match result {
-        Ok(()) => Exit::Ok,
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
-        Err(error) => {
-            notices.error(&format!("cannot write to standard output: {error}"));
             Exit::Failed
         }
     }

@@ -11,6 +11,7 @@ mod answer;
 mod client;
 mod connection;
 mod directory;
+mod event;
 mod event_loop;
 mod limits;
 mod messages;
@@ -24,8 +25,9 @@ mod tests;
 
 pub use client::{Client, ClientError};
 pub use directory::find_sockets;
+pub use event::{ControlEvent, Settings};
 pub use protocol::PROTOCOL_VERSION;
-pub use server::{ControlEvent, Server, Settings};
+pub use server::Server;
 
 /// Environment variable that names the socket to the job.
 pub const SOCKET_VARIABLE: &str = "GPURUN_SOCKET";

@@ -7,5 +7,5 @@
 mod message;
 mod socket;
 
-pub use message::{Job, MAX_LEFT, Ready, ReapedProcess, ToMinder, ToSidecar, Witnessed};
+pub use message::{Job, MAX_LEFT, Ready, ReapedProcess, StopRequest, ToMinder, ToSidecar, Witnessed};
 pub use socket::{Closed, MinderEnd, SidecarEnd, pair, send_raw};

@@ -11,6 +11,7 @@ mod exit;
 mod forward;
 mod job;
 mod origin;
+mod plan;
 mod question;
 mod running;
 mod sidecar;
@@ -20,5 +21,6 @@ mod termination;
 mod tree;
 mod witness;
 
+pub use plan::Plan;
 pub use question::{Question, ask};
-pub use running::{Plan, run};
+pub use running::run;

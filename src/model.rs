@@ -4,6 +4,7 @@
 //! This room imports nothing of ours and does no I/O: it never reads a clock, a
 //! file or a driver. Values travel between the rooms as these types.
 
+pub mod cause;
 pub mod device;
 pub mod id;
 pub mod limits;

@@ -7,6 +7,7 @@
 mod about;
 mod build;
 mod curve;
+mod formatting;
 mod html;
 mod part;
 mod spans;
@@ -14,7 +15,6 @@ mod steps;
 #[cfg(test)]
 mod tests;
 mod text;
-mod words;
 
 pub use about::{DeviceAbout, Exit, Row, RowKind, RunAbout, SourceAbout};
 pub use build::{Builder, Report, SourceId};

@@ -1,8 +1,11 @@
 //! Choosing GPUs from snapshots, `CUDA_VISIBLE_DEVICES`, leases, waiting. Never reads NVML itself.
 
+pub mod check;
 pub mod choose;
+pub mod directory;
 pub mod explain;
 pub mod flow;
+pub mod gate;
 pub mod holder;
 pub mod lease;
 mod publish;
@@ -12,6 +15,8 @@ mod tests;
 pub mod visible;
 
 use std::path::PathBuf;
+
+use holder::Holder;
 
 /// What can go wrong while GPUs are chosen and held.
 #[derive(Debug, thiserror::Error)]
@@ -36,15 +41,25 @@ pub enum SelectionError {
     /// Leases are files that are reached through the process filesystem.
     #[error("cannot hold GPUs: /proc is not mounted; mount it, or use --no-lease")]
     NoProc,
-    /// Another gpurun kept the host-wide lock for too long.
+    /// A gpurun inside a gpurun inside a gpurun, and so on: the names of the lock files have no room for another.
     #[error(
-        "another gpurun has held {} for {seconds} s while it chooses: end or continue it, or use --no-lease",
+        "this would be {levels} leases inside one another, more than can be held: use --no-lease for the inner ones"
+    )]
+    TooDeep {
+        /// How many, with the one that was refused.
+        levels: usize,
+    },
+    /// Another process kept the host-wide lock for too long.
+    #[error(
+        "{} has been locked for {seconds} s by {holder}: end or continue that process, or use --no-lease",
         path.display()
     )]
     SelectLock {
         /// The lock file.
         path: PathBuf,
-        /// How long this one waited.
+        /// How long this holder has kept this process waiting.
         seconds: u64,
+        /// The process that has it.
+        holder: Box<Holder>,
     },
 }

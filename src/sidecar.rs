@@ -12,6 +12,7 @@ pub mod job;
 mod load_check;
 pub mod process;
 pub mod record;
+mod stops;
 mod targets;
 mod watch;
 mod watched;

@@ -4,6 +4,7 @@
 //! there also when no file was asked for.
 
 mod build;
+mod cause;
 mod facts;
 pub mod json;
 pub mod start;

@@ -10,6 +10,7 @@ pub mod inherited;
 pub mod limits;
 pub mod notice;
 pub mod process;
+pub mod random;
 pub mod signal_source;
 pub mod signals;
 pub mod stat;

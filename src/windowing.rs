@@ -67,14 +67,11 @@
 mod accumulator;
 mod durations;
 mod fold;
-mod marks;
 mod open_tags;
 mod piece;
 mod points;
 mod queue;
-mod scalars;
 mod span;
-mod steps;
 
 pub(crate) use fold::{Collected, Fold, FoldSettings};
 

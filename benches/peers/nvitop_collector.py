@@ -19,7 +19,7 @@ from nvitop import Device, HostProcess, ResourceMetricCollector
 def cost(pid, interval, warmup, seconds):
     root = HostProcess(pid)
     collector = ResourceMetricCollector(Device.all(), root_pids={pid}, interval=interval)
-    # What a user gets who keeps nothing is no process; see above.
+    # A user that keeps no reference gets no process; see above.
     collector._positive_processes.add(root)
     samples = 0
     take = collector.take_snapshots

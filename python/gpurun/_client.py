@@ -147,7 +147,7 @@ class Client:
         self._names: Dict[Any, bytes] = {}
         #: Messages that were not sent because gpurun did not read fast enough.
         self.dropped = 0
-        # Those of them that gpurun has not been told of.
+        # Those of them that have not been reported to gpurun.
         self._unreported = 0
 
     def _after_fork(self) -> None:
@@ -542,7 +542,7 @@ class Client:
             if number in self._unanswered:
                 self._unanswered.remove(number)
                 self._answers[number] = reply
-        # Answers that nobody came back for must not pile up.
+        # Answers whose caller gave up must not pile up.
         while len(self._answers) > 2 * MAX_UNANSWERED:
             self._answers.pop(next(iter(self._answers)))
         return True

@@ -50,7 +50,7 @@ class Listener:
             with connection.makefile("rb") as lines:
                 for line in lines:
                     message = json.loads(line)
-                    # First recorded, then answered: who has the answer finds the message here.
+                    # First recorded, then answered: a client that has the answer finds the message here.
                     with self._changed:
                         self.messages.append((number, message))
                         self._changed.notify_all()
@@ -102,7 +102,7 @@ def fresh(path, **environment):
 
 
 def eventually(condition):
-    """Waits for something that nobody announces."""
+    """Waits for a condition that has no event."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > deadline:

@@ -297,7 +297,7 @@ class Trouble(unittest.TestCase):
         for _ in range(100):
             gpurun.log({"loss": said})
             said += 1
-        # The end of the interpreter waits for nobody for long.
+        # The end of the interpreter waits only for a short time.
         gpurun._client._last()
         self.assertTrue(gpurun._client._rest)
         listener.until(lambda l: l.connections)

@@ -12,13 +12,24 @@ use super::duration::parse_duration;
 use super::logging::LoggingArgs;
 use super::selection::SelectionArgs;
 
+/// What gpurun does, for `--help` and the manual page.
+const ABOUT: &str = "\
+Choose GPUs, hold them, run a job on them, and log its metrics
+
+gpurun chooses GPUs by constraints, holds them until the job ends, and starts COMMAND on them. It follows every \
+process of the job and writes mean, minimum and maximum of host, GPU and process metrics to CSV, Parquet or \
+TensorBoard files. The job's exit status, signals, terminal and output stay its own.
+
+Without selection options gpurun leaves CUDA_VISIBLE_DEVICES alone. `gpurun --log TARGET` without a job is \
+`gpurun record --all --log TARGET`.";
+
 /// The whole command line; [`super::help::command`] adds what help pages say beside the options.
 #[derive(Parser, Clone, Debug)]
 #[command(
     name = "gpurun",
     version,
     about = "Choose GPUs, hold them, run a job on them, and log its metrics",
-    long_about = super::help::ABOUT,
+    long_about = ABOUT,
     override_usage = "gpurun [OPTIONS] -- COMMAND [ARG...]\n       gpurun SUBCOMMAND [OPTIONS]",
     args_conflicts_with_subcommands = true,
     disable_help_flag = true,
@@ -189,6 +200,12 @@ pub(crate) struct DevicesArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Check the lease directory instead, for administrators
+    ///
+    /// Prints what is wrong with its owner, its mode and its files, each with the command that mends it. The status is 1 if
+    /// anything is.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) check: bool,
     /// Driver library and notices.
     #[command(flatten)]
     pub(crate) common: CommonArgs,

@@ -67,6 +67,7 @@ pub(super) fn statuses(command: Option<&str>) -> &'static [(Exit, &'static str)]
         ],
         Some("devices") => &[
             (Exit::Ok, "success"),
+            (Exit::Failed, "--check has found something"),
             (Exit::Usage, "the command line is wrong"),
             (Exit::OwnFailure, "there is no driver, or it does not answer"),
         ],

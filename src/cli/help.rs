@@ -7,17 +7,6 @@ use clap::{Command, CommandFactory};
 use super::args::Cli;
 use super::{exit, mistake};
 
-/// What gpurun does, for `--help` and the manual page.
-pub(super) const ABOUT: &str = "\
-Choose GPUs, hold them, run a job on them, and log its metrics
-
-gpurun chooses GPUs by constraints, holds them until the job ends, and starts COMMAND on them. It follows every \
-process of the job and writes mean, minimum and maximum of host, GPU and process metrics to CSV, Parquet or \
-TensorBoard files. The job's exit status, signals, terminal and output stay its own.
-
-Without selection options gpurun leaves CUDA_VISIBLE_DEVICES alone. `gpurun --log TARGET` without a job is \
-`gpurun record --all --log TARGET`.";
-
 /// The one-screen page of `gpurun -h`: without the headings and the list of commands that `--help` has.
 const SHORT: &str = "\
 {about-with-newline}
@@ -119,7 +108,10 @@ pub(super) fn examples(command: Option<&str>) -> &'static [Example] {
             ("Give a program the best GPU", "CUDA_VISIBLE_DEVICES=$(gpurun select -n 1) python train.py"),
             ("See why GPUs are refused", "gpurun select -n 2 -f 30GiB --explain"),
         ],
-        Some("devices") => &[("List the GPUs for a program", "gpurun devices --json")],
+        Some("devices") => &[
+            ("List the GPUs for a program", "gpurun devices --json"),
+            ("Check the lease directory", "gpurun devices --check"),
+        ],
         Some("record") => &[
             (
                 "Log every GPU process of this host for an hour",

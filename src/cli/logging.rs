@@ -182,8 +182,8 @@ impl LoggingArgs {
 
 /// Applies the words of `--metrics` to the default set, in order.
 fn chosen_metrics(words: &[String]) -> Result<Vec<MetricId>, String> {
-    let bare = words.iter().any(|w| !w.starts_with(['+', '-']));
-    let mut on: Vec<bool> = CATALOGUE.iter().map(|m| !bare && m.on_by_default()).collect();
+    let names_alone = words.iter().any(|w| !w.starts_with(['+', '-']));
+    let mut on: Vec<bool> = CATALOGUE.iter().map(|m| !names_alone && m.on_by_default()).collect();
     for word in words {
         let (name, value) = match word.strip_prefix('-') {
             Some(name) => (name, false),

@@ -7,7 +7,6 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};
 
 use super::duration::parse_duration;
-use super::help;
 use super::logging::is_metric;
 use super::size::parse_size;
 use crate::model::selection::DeviceName;
@@ -16,7 +15,7 @@ use crate::model::selection::DeviceName;
 const COUNTS: &[&str] = &["-g", "--gpu", "--gpus", "--ngpus", "--num-gpus", "--num_gpus", "--gpu-count"];
 
 /// The line for a command line that clap refused.
-pub(super) fn explain(error: &clap::Error, argv: &[OsString]) -> String {
+pub(super) fn explain(error: &clap::Error, argv: &[OsString], root: Command) -> String {
     let before_job = argv.iter().skip(1).take_while(|word| *word != "--");
     match error.kind() {
         ErrorKind::InvalidUtf8 => {
@@ -26,7 +25,7 @@ pub(super) fn explain(error: &clap::Error, argv: &[OsString]) -> String {
         }
         ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => {
             let words = before_job.map(|word| word.to_string_lossy().into_owned()).collect();
-            if let Some(unknown) = Unknown::find(error, words, argv.iter().any(|word| word == "--")) {
+            if let Some(unknown) = Unknown::find(error, words, argv.iter().any(|word| word == "--"), root) {
                 return unknown.explain();
             }
         }
@@ -80,9 +79,8 @@ struct Unknown {
 }
 
 impl Unknown {
-    fn find(error: &clap::Error, words: Vec<String>, has_separator: bool) -> Option<Self> {
+    fn find(error: &clap::Error, words: Vec<String>, has_separator: bool, root: Command) -> Option<Self> {
         let word = unknown_word(error)?;
-        let root = help::command(false);
         // The same word may stand earlier as the value of an option: the first part of the line that fails by this
         // word ends with it.
         let refused = |end: usize| {

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::procfs::file::{Buffer, KernelFile};
+use crate::model::cause::OutOfMemory;
 use crate::sys::text;
 
 /// One level of the hierarchy that has a memory limit.
@@ -57,33 +58,11 @@ impl CgroupLimits {
     /// or not readable is taken as unlimited.
     pub fn find(proc_root: &Path, cgroup_root: &Path) -> Self {
         let mut found = Self::default();
-        let Ok(list) = fs::read_to_string(proc_root.join("self/cgroup")) else { return found };
-        for line in list.lines() {
-            let mut parts = line.splitn(3, ':');
-            let (Some(number), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
-            else {
-                continue;
-            };
-            if number == "0" && controllers.is_empty() {
-                // Pure version 2, or its branch in the hybrid layout.
-                for root in [cgroup_root.to_owned(), cgroup_root.join("unified")] {
-                    if root.join("cgroup.procs").exists() {
-                        for level in levels(&root, path) {
-                            found.add_v2(&level);
-                        }
-                        break;
-                    }
-                }
-                continue;
-            }
-            for controller in controllers.split(',') {
-                for root in [cgroup_root.join(controller), cgroup_root.join(controllers)] {
-                    if (controller == "memory" || controller == "cpu") && root.is_dir() {
-                        for level in levels(&root, path) {
-                            found.add_v1(controller, &level);
-                        }
-                        break;
-                    }
+        for Group { hierarchy, levels } in groups(proc_root, cgroup_root) {
+            for level in levels {
+                match hierarchy {
+                    Hierarchy::Unified => found.add_v2(&level),
+                    Hierarchy::Memory | Hierarchy::Cpu => found.add_v1(hierarchy, &level),
                 }
             }
         }
@@ -115,8 +94,8 @@ impl CgroupLimits {
         self.pressure.as_deref()
     }
 
-    fn add_v1(&mut self, controller: &str, level: &Path) {
-        if controller == "memory" {
+    fn add_v1(&mut self, hierarchy: Hierarchy, level: &Path) {
+        if hierarchy == Hierarchy::Memory {
             if read_number(&level.join("memory.limit_in_bytes")).is_some_and(is_limit) {
                 self.add_memory(
                     level,
@@ -197,6 +176,106 @@ impl CgroupLimits {
         }
         tightest
     }
+}
+
+/// The count of the out-of-memory killer for the cgroup of this process.
+#[derive(Debug)]
+pub struct OomWatch {
+    /// `memory.events` of version 2, `memory.oom_control` of version 1.
+    events: PathBuf,
+    before: u64,
+    limits: Vec<MemoryFiles>,
+}
+
+/// The files of one level with a memory limit.
+#[derive(Debug)]
+struct MemoryFiles {
+    limit: PathBuf,
+    peak: PathBuf,
+}
+
+impl OomWatch {
+    /// Remembers the count of now. `None` where no cgroup counts: on kernels before 4.13, and in the root of version 2.
+    pub fn start(proc_root: &Path, cgroup_root: &Path) -> Option<Self> {
+        groups(proc_root, cgroup_root).iter().find_map(|group| {
+            let (events, limit, peak) = match group.hierarchy {
+                Hierarchy::Unified => ("memory.events", "memory.max", "memory.peak"),
+                Hierarchy::Memory => {
+                    ("memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_in_bytes")
+                }
+                Hierarchy::Cpu => return None,
+            };
+            let events = group.levels.first()?.join(events);
+            let before = oom_kills(&events)?;
+            let files = |level: &PathBuf| MemoryFiles { limit: level.join(limit), peak: level.join(peak) };
+            Some(Self { events, before, limits: group.levels.iter().map(files).collect() })
+        })
+    }
+
+    /// What the killer did since the start; `None` if nothing.
+    pub fn killed(&self) -> Option<OutOfMemory> {
+        let killed = oom_kills(&self.events)?.saturating_sub(self.before);
+        let limited = |files: &MemoryFiles| {
+            let limit = read_number(&files.limit).filter(|bytes| is_limit(*bytes))?;
+            Some((limit, read_number(&files.peak)))
+        };
+        let tightest = self.limits.iter().filter_map(limited).min_by_key(|(limit, _)| *limit);
+        let (limit, peak) = tightest.map_or((None, None), |(limit, peak)| (Some(limit), peak));
+        (killed > 0).then_some(OutOfMemory { killed, limit, peak })
+    }
+}
+
+/// Processes of the cgroup that the out-of-memory killer has killed so far.
+fn oom_kills(events: &Path) -> Option<u64> {
+    text::labelled(&fs::read(events).ok()?, b"oom_kill ")
+}
+
+/// The hierarchies that matter here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hierarchy {
+    /// Version 2, or its branch in the hybrid layout.
+    Unified,
+    /// `memory` of version 1.
+    Memory,
+    /// `cpu` of version 1.
+    Cpu,
+}
+
+/// The cgroup of this process in one hierarchy.
+struct Group {
+    hierarchy: Hierarchy,
+    /// Its directory and those of its ancestors, innermost first.
+    levels: Vec<PathBuf>,
+}
+
+/// The cgroups of this process, as `/proc/self/cgroup` lists them, in the hierarchies that are mounted.
+fn groups(proc_root: &Path, cgroup_root: &Path) -> Vec<Group> {
+    let mut found = Vec::new();
+    let list = fs::read_to_string(proc_root.join("self/cgroup")).unwrap_or_default();
+    for line in list.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (Some(number), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
+            continue;
+        };
+        if number == "0" && controllers.is_empty() {
+            let roots = [cgroup_root.to_owned(), cgroup_root.join("unified")];
+            let root = roots.iter().find(|root| root.join("cgroup.procs").exists());
+            let group = |root: &PathBuf| Group { hierarchy: Hierarchy::Unified, levels: levels(root, path) };
+            found.extend(root.map(group));
+            continue;
+        }
+        for controller in controllers.split(',') {
+            let hierarchy = match controller {
+                "memory" => Hierarchy::Memory,
+                "cpu" => Hierarchy::Cpu,
+                _ => continue,
+            };
+            let roots = [cgroup_root.join(controller), cgroup_root.join(controllers)];
+            let root = roots.iter().find(|root| root.is_dir());
+            found.extend(root.map(|root| Group { hierarchy, levels: levels(root, path) }));
+        }
+    }
+    found
 }
 
 /// The directories of a cgroup and its ancestors, innermost first. Inside a container the path of
@@ -299,5 +378,33 @@ mod tests {
         assert_eq!(CgroupLimits::find(&proc_root, &cgroup).cpu_limit(), Some(0.5));
         let nothing = CgroupLimits::find(&dir.path().join("no"), &cgroup);
         assert_eq!((nothing.cpu_limit(), nothing.memory_limit()), (None, None));
+    }
+
+    #[test]
+    fn the_killer_counts_in_either_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let (proc_root, cgroup) = (dir.path().join("proc"), dir.path().join("cgroup"));
+        let start = || OomWatch::start(&proc_root, &cgroup);
+        assert!(start().is_none());
+        write(proc_root.join("self/cgroup"), "0::/outer/leaf\n");
+        write(cgroup.join("cgroup.procs"), "");
+        let leaf = cgroup.join("outer/leaf");
+        write(leaf.join("memory.events"), "low 0\noom 3\noom_kill 2\noom_group_kill 0\n");
+        write(leaf.join("memory.max"), "max\n");
+        write(cgroup.join("outer/memory.max"), "4096000\n");
+        write(cgroup.join("outer/memory.peak"), "4095000\n");
+        let watch = start().unwrap();
+        assert_eq!(watch.killed(), None);
+        write(leaf.join("memory.events"), "low 0\noom 4\noom_kill 5\noom_group_kill 0\n");
+        let killed = OutOfMemory { killed: 3, limit: Some(4_096_000), peak: Some(4_095_000) };
+        assert_eq!(watch.killed(), Some(killed));
+
+        write(proc_root.join("self/cgroup"), "4:memory:/box\n");
+        let level = cgroup.join("memory/box");
+        write(level.join("memory.oom_control"), "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n");
+        write(level.join("memory.limit_in_bytes"), "9223372036854771712\n");
+        let watch = start().unwrap();
+        write(level.join("memory.oom_control"), "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n");
+        assert_eq!(watch.killed(), Some(OutOfMemory { killed: 1, limit: None, peak: None }));
     }
 }

@@ -1,11 +1,11 @@
 //! Commands that ask the driver one thing: in a child process, so that what its library prints, and how it crashes or
 //! hangs, does not reach the answer.
 
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 
-use super::Standard;
+use super::print::{Standard, printed};
 use crate::cli::exit::Exit;
 use crate::collectors::nvml::{Nvml, NvmlError};
 use crate::link::{SidecarEnd, ToMinder};
@@ -76,16 +76,5 @@ pub(super) fn answer(
         exit.code()
     });
     let exit = Exit::from_code(code).unwrap_or(failed);
-    match write(out, &output) {
-        Ok(()) => exit,
-        Err(error) => {
-            notices.error(&format!("cannot write to standard output: {error}"));
-            Exit::Failed
-        }
-    }
-}
-
-fn write(out: &mut Standard<'_>, output: &[u8]) -> io::Result<()> {
-    out.write_all(output)?;
-    out.flush()
+    printed(out.write_all(&output), out, exit, &notices)
 }

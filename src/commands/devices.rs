@@ -3,24 +3,29 @@
 use serde_json::{Value, json};
 
 use super::answer::{Asked, Driver, answer};
-use super::{Standard, verbosity};
+use super::print::{Standard, verbosity};
 use crate::cli::args::DevicesArgs;
 use crate::cli::exit::Exit;
 use crate::model::device::{ComputeMode, DeviceSnapshot, ProbeRequest};
 use crate::model::reading::Known;
 use crate::model::selection::Patience;
+use crate::selection::directory::LeaseDirectory;
 use crate::selection::explain::device_label;
 use crate::selection::flow::{Surroundings, holders};
 use crate::selection::holder::Holder;
-use crate::selection::lease::LeaseDirectory;
+
 use crate::sys::notice::{Notices, Verbosity};
 use crate::sys::{terminal, users};
 
+mod check;
 mod table;
 
 /// Lists the devices as a table, or as JSON for programs.
 pub(super) fn run(args: &DevicesArgs, out: &mut Standard<'_>) -> Exit {
     let verbosity = verbosity(&args.common);
+    if args.check {
+        return check::run(out, &Notices::new(verbosity));
+    }
     let asked = Asked {
         patience: Patience::None,
         failed: Exit::OwnFailure,
@@ -51,7 +56,7 @@ fn list(form: &Form, driver: &Driver<'_>, output: &mut Vec<u8>, verbosity: Verbo
     let rows: Vec<Row<'_>> = devices
         .iter()
         .map(|device| {
-            let holders = holders(directory.as_ref(), device).unwrap_or_else(|error| {
+            let holders = holders(directory.as_deref(), device).unwrap_or_else(|error| {
                 notices.warn(&format!("{}: {error}", device_label(device)));
                 Vec::new()
             });
@@ -77,7 +82,7 @@ enum Form {
     Table { columns: Option<usize> },
 }
 
-/// A device and who holds it.
+/// A device and the holders of its lease.
 struct Row<'a> {
     device: &'a DeviceSnapshot,
     holders: Vec<Holder>,

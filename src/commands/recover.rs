@@ -8,7 +8,7 @@ use crate::sys::escape::{printable, printable_path};
 use crate::writers::{self, WriterError};
 
 /// How a recovery went as a whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct RecoverOutcome {
     /// Logs that were finished now.
     pub finished: usize,
@@ -16,6 +16,17 @@ pub struct RecoverOutcome {
     pub whole: usize,
     /// Logs that could not be finished, not whole, or not even found; each has its line on the error output.
     pub failed: usize,
+    /// Whether all of it could be told; logs are finished all the same.
+    pub told: io::Result<()>,
+}
+
+impl RecoverOutcome {
+    /// Notes whether a line could be written.
+    fn tell(&mut self, written: io::Result<()>) {
+        if self.told.is_ok() {
+            self.told = written;
+        }
+    }
 }
 
 /// Finishes each path: a journal, a target, a CSV file, or everything below a directory.
@@ -23,8 +34,8 @@ pub struct RecoverOutcome {
 /// `out` gets what was done, `err` what could not be done; neither a log nor a directory that cannot be read keeps the
 /// others from being finished. A journal that a running gpurun writes is refused when it was named, and left alone when
 /// it was found in a directory.
-pub fn recover(paths: &[PathBuf], out: &mut dyn Write, err: &mut dyn Write) -> io::Result<RecoverOutcome> {
-    let mut outcome = RecoverOutcome::default();
+pub fn recover(paths: &[PathBuf], out: &mut dyn Write, err: &mut dyn Write) -> RecoverOutcome {
+    let mut outcome = RecoverOutcome { finished: 0, whole: 0, failed: 0, told: Ok(()) };
     for path in paths {
         if path.is_dir() {
             let mut found = Found::default();
@@ -32,19 +43,22 @@ pub fn recover(paths: &[PathBuf], out: &mut dyn Write, err: &mut dyn Write) -> i
             found.logs.sort();
             for (directory, error) in &found.failed {
                 outcome.failed += 1;
-                writeln!(err, "gpurun: cannot read {}: {error}", printable_path(directory))?;
+                let said = writeln!(err, "gpurun: cannot read {}: {error}", printable_path(directory));
+                outcome.tell(said);
             }
             if found.logs.is_empty() {
-                writeln!(out, "{}: nothing to recover", printable_path(path))?;
+                outcome.tell(writeln!(out, "{}: nothing to recover", printable_path(path)));
             }
             for log in found.logs {
-                recover_one(&log, false, &mut outcome, out, err)?;
+                let told = recover_one(&log, false, &mut outcome, out, err);
+                outcome.tell(told);
             }
         } else {
-            recover_one(path, true, &mut outcome, out, err)?;
+            let told = recover_one(path, true, &mut outcome, out, err);
+            outcome.tell(told);
         }
     }
-    Ok(outcome)
+    outcome
 }
 
 /// Journals and CSV logs below a directory.

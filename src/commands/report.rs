@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde_json::Value;
 use thiserror::Error;
 
+use super::print::printed;
 use crate::cli::args::ReportArgs;
 use crate::cli::exit::Exit;
 use crate::model::device::DeviceIdentity;
@@ -48,8 +49,11 @@ enum ReportError {
 /// Prints the text, or writes the page.
 pub(super) fn run(args: &ReportArgs, notices: &Notices) -> Exit {
     match report(args, notices) {
-        Ok(()) => Exit::Ok,
-        Err(ReportError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Exit::Ok,
+        Ok(None) => Exit::Ok,
+        Ok(Some(text)) => {
+            let mut out = io::stdout().lock();
+            printed(out.write_all(text.as_bytes()), &mut out, Exit::Ok, notices)
+        }
         Err(error) => {
             notices.error(&error.to_string());
             Exit::Failed
@@ -57,7 +61,8 @@ pub(super) fn run(args: &ReportArgs, notices: &Notices) -> Exit {
     }
 }
 
-fn report(args: &ReportArgs, notices: &Notices) -> Result<(), ReportError> {
+/// Makes the report; its text where that is to be printed.
+fn report(args: &ReportArgs, notices: &Notices) -> Result<Option<String>, ReportError> {
     let mut logs = Vec::new();
     for path in &args.paths {
         logs.extend(read::logs(path)?);
@@ -72,19 +77,10 @@ fn report(args: &ReportArgs, notices: &Notices) -> Result<(), ReportError> {
         Some(_) => report::write_html(&report, &mut text)?,
         None => report::write_text(&report, &mut text)?,
     }
-    match page {
-        Some(path) => {
-            put_in_place(path, &text)?;
-            notices.say(&format!("{}: {} KiB", path.display(), text.len().div_ceil(1024)));
-        }
-        None => {
-            let mut out = io::stdout().lock();
-            out.write_all(text.as_bytes())
-                .and_then(|()| out.flush())
-                .map_err(io_error("write to", Path::new("standard output")))?;
-        }
-    }
-    Ok(())
+    let Some(path) = page else { return Ok(Some(text)) };
+    put_in_place(path, &text)?;
+    notices.say(&format!("{}: {} KiB", path.display(), text.len().div_ceil(1024)));
+    Ok(None)
 }
 
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ReportError {

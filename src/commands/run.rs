@@ -1,6 +1,6 @@
 //! `gpurun … -- COMMAND`: what was typed, checked and handed to the minder and its sidecar.
 
-use super::verbosity;
+use super::print::verbosity;
 use crate::cli::args::RunArgs;
 use crate::cli::exit::Exit;
 use crate::cli::selection::Purpose;

@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal as _};
 
 use super::answer::{Asked, Driver, answer};
-use super::{Standard, verbosity};
+use super::print::{Standard, verbosity};
 use crate::cli::args::SelectArgs;
 use crate::cli::exit::Exit;
 use crate::cli::selection::{Purpose, SelectOutputArgs};

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::print::printed;
 use crate::cli::args::StatusArgs;
 use crate::cli::exit::Exit;
 use crate::control::{self, Client, ClientError};
@@ -40,15 +41,8 @@ pub(super) fn run(args: &StatusArgs, out: &mut impl Write, notices: &Notices) ->
         }
     }
     let failed = answers.is_empty() || silent > 0;
-    let printed = if args.json { print_json(answers, out) } else { print_text(&answers, out) };
-    match printed {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            notices.error(&format!("cannot write to standard output: {error}"));
-            Exit::Failed
-        }
-        _ if failed => Exit::Failed,
-        _ => Exit::Ok,
-    }
+    let written = if args.json { print_json(answers, out) } else { print_text(&answers, out) };
+    printed(written, out, if failed { Exit::Failed } else { Exit::Ok }, notices)
 }
 
 fn ask(path: &std::path::Path) -> Result<Value, ClientError> {

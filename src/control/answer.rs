@@ -1,4 +1,4 @@
-//! The way of an answer: from whoever knows the numbers, on another thread, back to the client that asked.
+//! The way of an answer: from the thread that has the numbers back to the client that asked.
 
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;

@@ -43,7 +43,7 @@ impl Client {
     /// Connects to the socket at `path`.
     ///
     /// # Errors
-    /// [`ClientError::Unreachable`], also when the one who listens there is neither us nor root.
+    /// [`ClientError::Unreachable`], also where the listener is a process of another user and not of root.
     pub fn connect(path: &Path) -> Result<Self, ClientError> {
         let stream = os::connect_now(path).map_err(ClientError::Unreachable)?;
         let peer = os::peer_of(&stream).map_err(ClientError::Unreachable)?;

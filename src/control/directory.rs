@@ -1,4 +1,4 @@
-//! The private directory of a socket: made so that nobody else can have prepared it, found again by
+//! The private directory of a socket: made so that no other user can have prepared it, found again by
 //! `gpurun status`, swept when its gpurun was killed.
 //!
 //! `BASE/<pid>/control.sock`, where BASE is `/tmp/gpurun-<uid>`; both directories are 0700 and ours, the socket is
@@ -17,7 +17,7 @@ use super::{ControlError, os};
 
 const SOCKET_NAME: &str = "control.sock";
 
-/// How many names beside `/tmp/gpurun-<uid>` are tried when another user sits on it.
+/// How many names beside `/tmp/gpurun-<uid>` are tried when another user has taken it.
 const SPARE_BASES: u32 = 8;
 
 /// How many directories one pid may have: one for each server of the process, and those that another
@@ -75,7 +75,7 @@ impl SocketDirectory {
 
     fn bind(&mut self) -> io::Result<UnixListener> {
         let listener = UnixListener::bind(&self.socket)?;
-        // Nobody else can enter the 0700 directory between bind and chmod.
+        // No other user can enter the 0700 directory between bind and chmod.
         fs::set_permissions(&self.socket, fs::Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
         self.identity = identity(&self.socket);
@@ -92,7 +92,7 @@ impl SocketDirectory {
         self.identity.is_some() && identity(&self.socket) == self.identity
     }
 
-    /// Listens anew at the same path, after somebody removed the socket or its directories.
+    /// Listens anew at the same path, after the socket or its directories were removed.
     pub(super) fn make_again(&mut self) -> io::Result<UnixListener> {
         ensure_private(&self.base)?;
         ensure_private(&self.dir)?;
@@ -102,7 +102,7 @@ impl SocketDirectory {
 
 impl Drop for SocketDirectory {
     fn drop(&mut self) {
-        // Somebody may have tidied /tmp before us; there is nothing to do about either failure.
+        // /tmp may have been cleaned before; nothing can be done about either failure.
         let _ = fs::remove_file(&self.socket);
         let _ = fs::remove_dir(&self.dir);
     }

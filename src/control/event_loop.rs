@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 use super::connection::{Connection, ReadOutcome};
 use super::directory::SocketDirectory;
+use super::event::{ControlEvent, Settings, Shared};
 use super::os;
-use super::server::{ControlEvent, Settings, Shared};
 use super::stacks::Stacks;
 use crate::model::loss::Loss;
 use crate::sys::{clock, users};
@@ -296,7 +296,7 @@ where
 
     // ---- the socket ---------------------------------------------------------------------------
 
-    /// Makes the socket again if somebody removed it, so that processes of the job that start later find it.
+    /// Makes the socket again if it was removed, so that processes of the job that start later find it.
     fn check_socket(&mut self) {
         if self.check_again.is_none_or(|at| Instant::now() < at) {
             return;

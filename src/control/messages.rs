@@ -5,10 +5,10 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::answer::{ReplyFilter, ReplyHandle};
+use super::event::ControlEvent;
 use super::event_loop::EventLoop;
 use super::limits::Refused;
 use super::protocol::{self, MAX_NAME, Message, PROTOCOL_VERSION};
-use super::server::ControlEvent;
 use super::stacks::Client;
 use crate::model::id::StackId;
 use crate::model::loss::Loss;

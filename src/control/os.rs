@@ -75,7 +75,7 @@ pub(super) fn is_writable(fd: &PollFd<'_>) -> bool {
     fd.revents().contains(PollFlags::OUT)
 }
 
-/// Connects without waiting: a process that is stopped accepts nobody, and once its queue is full a plain connect would
+/// Connects without waiting: a stopped process accepts no connection, and once its queue is full a plain connect would
 /// wait until it goes on.
 ///
 /// # Errors

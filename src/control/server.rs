@@ -10,77 +10,12 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
 use super::ControlError;
-use super::answer::{Answers, ReplyHandle};
+use super::answer::Answers;
 use super::directory::SocketDirectory;
+use super::event::{ControlEvent, Settings, Shared};
 use super::event_loop::EventLoop;
-use super::limits::{Limits, Tally};
-use crate::model::id::StackId;
+use super::limits::Tally;
 use crate::model::loss::Losses;
-use crate::model::mark::Mark;
-use crate::model::time::Mono;
-
-/// How a server is set up.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Where to make the private directory; `None`: `/tmp/gpurun-<uid>`.
-    pub dir: Option<PathBuf>,
-    /// Bounds.
-    pub limits: Limits,
-    /// Number of the first stack that a client gets; smaller numbers are the engine's own.
-    pub first_stack: u32,
-    /// Name of the run, told to clients that say hello.
-    pub run: Arc<str>,
-    /// Process id under which `gpurun status` finds the socket.
-    pub pid: u32,
-    /// How often to look whether the socket is still there.
-    pub check_every: Duration,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            dir: None,
-            limits: Limits::default(),
-            first_stack: 1,
-            run: Arc::from(""),
-            pid: std::process::id(),
-            check_every: Duration::from_secs(10),
-        }
-    }
-}
-
-/// What comes from the job's socket.
-#[derive(Debug)]
-pub enum ControlEvent {
-    /// A client said something about its progress. The first mark of a stack is
-    /// [`MarkOp::Open`](crate::model::mark::MarkOp::Open), its last
-    /// [`MarkOp::Close`](crate::model::mark::MarkOp::Close); instants of one stack never go back.
-    Mark(Mark),
-    /// A client asks for the statistics of its innermost open tag so far.
-    Collect {
-        /// The client's stack.
-        stack: StackId,
-        /// The client's own instant.
-        at: Mono,
-        /// Where the answer ([`super::reply::collected`]) goes.
-        reply: ReplyHandle,
-    },
-    /// A client asks for the run's current window.
-    Snapshot {
-        /// Where the answer ([`super::reply::snapshot`]) goes.
-        reply: ReplyHandle,
-    },
-    /// One line for the user: something begins to be lost, or the socket was removed.
-    Notice(String),
-}
-
-/// What other threads share with the thread of the socket.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) answers: Arc<Answers>,
-    pub(super) stopping: AtomicBool,
-    pub(super) losses: Tally,
-}
 
 /// The running server. Its socket and directory disappear when it is stopped or dropped.
 #[derive(Debug)]
@@ -94,7 +29,7 @@ impl Server {
     /// Makes the private directory, listens, and starts the thread.
     ///
     /// `sink` takes each event on the server's thread and must not block. It hands an event back when
-    /// it has no room; the server keeps it and tries again. Once nobody listens any more it should take
+    /// it has no room; the server keeps it and tries again. Once there is no receiver any more it should take
     /// everything and drop it. [`Server::sink`] makes one of a bounded channel.
     ///
     /// # Errors
@@ -162,7 +97,7 @@ impl Server {
 
     /// Delivers what clients have sent, closes their stacks, ends the thread and removes the socket.
     ///
-    /// Waits at most `timeout`. Events still go to the sink meanwhile: somebody else must be receiving them, or
+    /// Waits at most `timeout`. Events still go to the sink meanwhile: another thread must receive them, or
     /// only those that find room arrive.
     pub fn stop(self, timeout: Duration) -> Losses {
         self.tell_to_stop();

@@ -148,7 +148,7 @@ fn end(tag: &str) -> MarkOp {
 }
 
 #[test]
-fn a_polite_client_is_heard_with_its_own_stamps() {
+fn a_clients_marks_have_its_own_stamps() {
     let server = TestServer::new();
     let mode = std::fs::metadata(server.path()).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode, 0o600);

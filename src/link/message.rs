@@ -39,6 +39,15 @@ pub struct ReapedProcess {
     pub blocks_written: u64,
 }
 
+/// A signal that asks the job to end, as the minder got it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StopRequest {
+    /// Signal number.
+    pub signal: i32,
+    /// Process id and uid of the sender; 0 as id for one of another PID namespace. `None`: the terminal.
+    pub sender: Option<(i32, u32)>,
+}
+
 /// From the minder.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ToSidecar {
@@ -50,6 +59,8 @@ pub enum ToSidecar {
     Started(Job),
     /// A process of the job was reaped.
     Reaped(ReapedProcess),
+    /// A signal that asks a program to end has come for the job.
+    Signalled(StopRequest),
     /// The job's main process was stopped.
     Suspended(Mono),
     /// It runs again.
@@ -192,6 +203,7 @@ impl ToSidecar {
             Self::Ping(_) => 8,
             Self::Starting(_) => 9,
             Self::NotStarted => 10,
+            Self::Signalled(_) => 11,
         };
         let mut packet = Packet::new(tag);
         match self {
@@ -206,6 +218,13 @@ impl ToSidecar {
                 packet.put(&reaped.max_rss_kib.to_le_bytes());
                 packet.put(&reaped.blocks_read.to_le_bytes());
                 packet.put(&reaped.blocks_written.to_le_bytes());
+            }
+            Self::Signalled(StopRequest { signal, sender }) => {
+                packet.put(&signal.to_le_bytes());
+                if let Some((pid, uid)) = sender {
+                    packet.put(&pid.to_le_bytes());
+                    packet.put(&uid.to_le_bytes());
+                }
             }
             Self::Suspended(at) | Self::Resumed(at) => packet.put(&at.0.to_le_bytes()),
             Self::Ended(None) => packet.put(&[2, 0]),
@@ -251,6 +270,11 @@ impl ToSidecar {
             8 => Self::Ping(fields.u32()?),
             9 => Self::Starting(fields.job()?),
             10 => Self::NotStarted,
+            11 => {
+                let signal = fields.i32()?;
+                let sender = if fields.at_end() { None } else { Some((fields.i32()?, fields.u32()?)) };
+                Self::Signalled(StopRequest { signal, sender })
+            }
             _ => return None,
         };
         fields.at_end().then_some(message)
@@ -368,6 +392,8 @@ mod tests {
             job.clone().prop_map(ToSidecar::Starting),
             job.prop_map(ToSidecar::Started),
             reaped.prop_map(ToSidecar::Reaped),
+            (1..65i32, prop::option::of(any::<(i32, u32)>()))
+                .prop_map(|(signal, sender)| ToSidecar::Signalled(StopRequest { signal, sender })),
             any::<u64>().prop_map(|at| ToSidecar::Suspended(Mono(at))),
             any::<u64>().prop_map(|at| ToSidecar::Resumed(Mono(at))),
             prop::option::of(exit).prop_map(ToSidecar::Ended),

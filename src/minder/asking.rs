@@ -15,7 +15,7 @@ use crate::sys::notice::Notices;
 /// How long the driver may take before the user hears of it. Without persistence mode it may well need seconds.
 const SLOW: Duration = Duration::from_secs(5);
 
-/// How long each call may take when nobody said how long to wait.
+/// How long each call may take where no --wait limits it.
 const EACH: Duration = Duration::from_secs(60);
 
 /// How much longer than `--wait` a call may take: a last look after the time is up must still be possible.

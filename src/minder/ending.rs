@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use super::job::{Job, JobEvent};
-use super::running::{Plan, describe_exit};
+use super::exit;
+use super::job::{Job, JobEvent, STOP_REQUESTS};
+use super::plan::Plan;
 use super::tree::Held;
 use crate::link::{MAX_LEFT, Ready, ToSidecar};
 use crate::model::time::Mono;
@@ -35,9 +36,6 @@ const ASK: Duration = Duration::from_secs(1);
 
 /// How long the sidecar may take to disappear after its last word; a driver call can hold it in the kernel.
 const GONE: Duration = Duration::from_millis(500);
-
-/// Signals that tell a program to end.
-const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 /// Reaps orphans that ended with the job: they still count.
 pub(super) fn reap_the_dead(job: &mut Job) {
@@ -141,7 +139,9 @@ pub(super) fn finish(plan: &Plan, job: &mut Job, ready: &Ready) {
 
 fn on_event(plan: &Plan, job: &mut Job, ready: &Ready, state: &mut Finishing, next_look: Mono) {
     match job.next_event(Some(next_look)) {
-        JobEvent::NotForwarded(signal, _) | JobEvent::Forwarded(signal) if ENDING.contains(&signal) => {
+        JobEvent::NotForwarded(signal, _) | JobEvent::Forwarded(signal)
+            if STOP_REQUESTS.contains(&signal) =>
+        {
             job.sidecar.send(&ToSidecar::GiveUp);
         }
         JobEvent::FilesDone => state.done = true,
@@ -159,7 +159,7 @@ fn on_event(plan: &Plan, job: &mut Job, ready: &Ready, state: &mut Finishing, ne
 
 /// Says once that the sidecar is gone and what that costs, and removes what it cannot remove any more.
 pub(super) fn say_lost(plan: &Plan, job: &mut Job, ready: &Ready) {
-    let how = describe_exit(job.sidecar.wait(GONE));
+    let how = exit::describe(job.sidecar.wait(GONE));
     plan.notices.error(&format!(
         "the measuring process {how}: the log ends here, the job continues{}",
         recovery(&ready.journals)
@@ -178,7 +178,7 @@ fn recovery(journals: &[PathBuf]) -> String {
     format!("; finish the log with 'gpurun recover {}'", paths.join(" "))
 }
 
-/// Removes the job's socket and its private directory; somebody may have tidied up before.
+/// Removes the job's socket and its private directory; they may have been removed before.
 fn remove_socket(socket: &Path) {
     let _ = std::fs::remove_file(socket);
     if let Some(directory) = socket.parent() {

@@ -1,6 +1,7 @@
 //! Ending gpurun as the job ended.
 
 use crate::model::run::JobExit;
+use crate::model::signal;
 use crate::sys::inherited::inherited;
 use crate::sys::signals::{SignalSet, set_default};
 
@@ -38,6 +39,15 @@ fn raise(signal: i32) {
     // SAFETY: sends a signal to this process; it acts as soon as this thread lets it through.
     unsafe { libc::kill(libc::getpid(), signal) };
     only.unblock();
+}
+
+/// How a process ended, as the end of a sentence.
+pub(super) fn describe(exit: Option<JobExit>) -> String {
+    match exit {
+        Some(JobExit::Signal { signal, .. }) => format!("was killed by {}", signal::name(signal)),
+        Some(JobExit::Code(code)) => format!("exited with status {code}"),
+        None => "does not exit".to_owned(),
+    }
 }
 
 #[cfg(test)]

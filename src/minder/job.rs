@@ -13,7 +13,7 @@ use super::sidecar::Sidecar;
 use super::stop;
 use super::tree;
 use super::witness::{Verdict, Witness};
-use crate::link::{Closed, ToMinder, ToSidecar};
+use crate::link::{Closed, StopRequest, ToMinder, ToSidecar};
 use crate::model::run::JobExit;
 use crate::model::time::Mono;
 use crate::sys::clock::monotonic;
@@ -32,6 +32,9 @@ const STREAK: u32 = 32;
 
 /// Reaped pids that are remembered, to recognize a sender that is gone already.
 const RECENT: usize = 64;
+
+/// Signals that ask a program to end.
+pub(super) const STOP_REQUESTS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -213,14 +216,29 @@ impl Job {
             // The minder's own write to a closed pipe, or its own stop.
             Origin::Process(pid) if pid == self.own_pid => None,
             _ if self.ended => Some(JobEvent::NotForwarded(signal, NotForwarded::JobGone)),
-            origin => match decide(signal, origin, inherited().leads_session, |pid| self.in_job(pid)) {
-                Decision::Forward => Some(self.forward(info)),
-                Decision::Withhold(why) => Some(JobEvent::NotForwarded(signal, why)),
-                Decision::AskWitness => {
-                    self.witness.hold(signal, sender, *info, monotonic());
-                    None
+            origin => {
+                self.tell_of_stop(signal, origin, info.ssi_uid);
+                match decide(signal, origin, inherited().leads_session, |pid| self.in_job(pid)) {
+                    Decision::Forward => Some(self.forward(info)),
+                    Decision::Withhold(why) => Some(JobEvent::NotForwarded(signal, why)),
+                    Decision::AskWitness => {
+                        self.witness.hold(signal, sender, *info, monotonic());
+                        None
+                    }
                 }
-            },
+            }
+        }
+    }
+
+    /// Lets the sidecar know at once what asks the job to end: the sender may not live long.
+    fn tell_of_stop(&mut self, signal: i32, origin: Origin, uid: u32) {
+        let sender = match origin {
+            Origin::Process(pid) => Some((pid, uid)),
+            Origin::Kernel => None,
+            Origin::Child => return,
+        };
+        if STOP_REQUESTS.contains(&signal) {
+            self.sidecar.send(&ToSidecar::Signalled(StopRequest { signal, sender }));
         }
     }
 
@@ -352,7 +370,7 @@ impl Job {
     fn stop_beside_job(&mut self) {
         if let Some(signal) = self.stop_due
             && self.witness.deadline().is_none()
-            && stop::beside(self.pid, signal)
+            && stop::stop_with_job(self.pid, signal)
         {
             self.stop_due = None;
             self.look_at_children = true;

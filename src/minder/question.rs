@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::asking::{Asking, NoAnswer, silence};
-use super::running::describe_exit;
+use super::exit;
 use super::sidecar::Sidecar;
 use crate::link::{SidecarEnd, ToMinder};
 use crate::model::selection::Patience;
@@ -48,7 +48,7 @@ pub fn ask(question: &Question<'_>, answer: impl FnOnce(SidecarEnd) -> u8) -> (V
                 return (Vec::new(), question.failed);
             }
             Err(NoAnswer::Ended) => {
-                let how = describe_exit(child.wait(END));
+                let how = exit::describe(child.wait(END));
                 question.notices.error(&format!("the process that reads the NVIDIA driver {how}"));
                 return (Vec::new(), question.failed);
             }

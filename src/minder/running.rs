@@ -1,6 +1,5 @@
 //! A run from the start of the sidecar to the status that gpurun ends with.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -10,17 +9,16 @@ use rustix::process::Signal;
 use super::asking::{Asking, NoAnswer, silence};
 use super::job::{Job, JobEvent};
 use super::origin::NotForwarded;
+use super::plan::Plan;
 use super::sidecar::Sidecar;
 use super::spawn::{Announcement, JobCommand, LaunchError, spawn};
 use super::termination::Termination;
 use super::{ending, exit, tree};
 use crate::link::{self, Ready, SidecarEnd, ToMinder, ToSidecar};
 use crate::model::run::JobExit;
-use crate::model::selection::Patience;
 use crate::model::signal;
 use crate::sys::clock;
 use crate::sys::inherited::inherited;
-use crate::sys::notice::Notices;
 use crate::sys::signal_source::SignalSource;
 use crate::sys::signals::SignalSet;
 
@@ -32,22 +30,6 @@ const WAITED_TOO_LONG: u8 = 124;
 
 /// How long a sidecar without a job may take to clean up.
 const CLEANUP: Duration = Duration::from_secs(1);
-
-/// What the user asked for, as far as it concerns the job's process.
-pub struct Plan {
-    /// The job's command line, byte for byte.
-    pub command: Vec<OsString>,
-    /// `--kill-after`.
-    pub kill_after: Option<Duration>,
-    /// `--kill-tree`.
-    pub kill_tree: bool,
-    /// `--die-together`.
-    pub die_together: bool,
-    /// GPUs are chosen before the job starts; how long that may take.
-    pub choice: Option<Patience>,
-    /// Messages to the user.
-    pub notices: Notices,
-}
 
 /// Runs the job beside a sidecar, whose whole life is `sidecar`. Returns the status to end with; where the job died by a
 /// signal it does not return.
@@ -123,7 +105,7 @@ fn without_answer(
             (format!("the measuring process has not answered for {} s", taken.as_secs()), OWN_FAILURE)
         }
         NoAnswer::Ended => {
-            let how = sidecar.failure().unwrap_or_else(|| describe_exit(sidecar.wait(CLEANUP)));
+            let how = sidecar.failure().unwrap_or_else(|| exit::describe(sidecar.wait(CLEANUP)));
             (format!("the measuring process {how} before the job started"), OWN_FAILURE)
         }
     };
@@ -196,14 +178,5 @@ fn follow(plan: &Plan, job: &mut Job, ready: &Ready) -> Option<JobExit> {
                 }
             }
         }
-    }
-}
-
-/// How a process ended, as the end of a sentence.
-pub(super) fn describe_exit(exit: Option<JobExit>) -> String {
-    match exit {
-        Some(JobExit::Signal { signal, .. }) => format!("was killed by {}", signal::name(signal)),
-        Some(JobExit::Code(code)) => format!("exited with status {code}"),
-        None => "does not exit".to_owned(),
     }
 }

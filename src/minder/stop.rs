@@ -16,7 +16,7 @@ pub(super) fn by_terminal(signal: i32) -> bool {
 /// A SIGCONT must neither be lost nor leave the minder stopped beside a running job. The kernel drops a pending stop when a
 /// SIGCONT comes, and a pending SIGCONT when a stop comes. So SIGCONT is let through here, which means that it is caught
 /// the moment it comes; the stop is made pending, and acts only if no SIGCONT came before it.
-pub(super) fn beside(pid: i32, signal: i32) -> bool {
+pub(super) fn stop_with_job(pid: i32, signal: i32) -> bool {
     if !is_stopped(pid) {
         return true;
     }
@@ -56,7 +56,7 @@ pub(super) fn beside_starting(pid: i32) {
     if let Some(signal) = children::reported_stop(pid)
         && by_terminal(signal)
     {
-        beside(pid, signal);
+        stop_with_job(pid, signal);
         if is_stopped(pid) {
             // SAFETY: the target is the minder's own unreaped child.
             unsafe { libc::kill(pid, libc::SIGCONT) };

@@ -72,7 +72,7 @@ impl<T> Witness<T> {
         }
     }
 
-    /// Holds a signal until it is known who got it.
+    /// Holds a signal until it is known which processes got it.
     pub(super) fn hold(&mut self, signal: i32, sender: i32, payload: T, now: Mono) {
         let since = self.last_empty;
         self.held.push_back(Held {
@@ -128,7 +128,7 @@ impl<T> Witness<T> {
         self.last_answer
     }
 
-    /// The first signal, once it is decided. Without a sidecar nobody can tell, and losing a signal is worse than
+    /// The first signal, once it is decided. Without a sidecar that cannot be known, and losing a signal is worse than
     /// sending it twice.
     pub(super) fn decided(&mut self, now: Mono, has_sidecar: bool) -> Option<(T, Verdict)> {
         let first = self.held.front()?;

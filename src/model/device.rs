@@ -34,7 +34,7 @@ pub struct DeviceMemory {
     pub total: u64,
     /// What a new allocation can have.
     pub free: u64,
-    /// What is taken, by whoever.
+    /// What all processes together use.
     pub used: u64,
     /// The pool is the host's own memory (GB10, N1X): `free` is `MemAvailable`, bounded by the cgroup.
     pub unified: bool,

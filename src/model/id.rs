@@ -1,6 +1,6 @@
 //! Identities: a GPU is its UUID, a process is its pid with its start time.
 //!
-//! Bare indices and bare pids are for display only: an NVML index can change
+//! An index or a pid alone is for display only: an NVML index can change
 //! over a reboot, a pid can be reused within a run.
 
 use std::fmt;

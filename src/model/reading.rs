@@ -5,7 +5,7 @@ use std::fmt;
 /// Why a value is unknown. An unknown value is written as null, never as 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// Nobody asked for it.
+    /// It was not asked for.
     NotAsked,
     /// The device or kernel does not offer it; permanent for this series.
     NotSupported,

@@ -188,7 +188,7 @@ pub enum Hold {
     Exclusive,
     /// As one of this many sharers.
     Shared(u32),
-    /// Not at all, and nobody else's lease counts.
+    /// Not at all; leases of others are not looked at.
     None,
 }
 

@@ -8,14 +8,14 @@ mod panel;
 
 use std::fmt::{self, Write};
 
-use chart::{Frame, Words};
+use chart::{AltText, Frame};
 use escape::escape;
 use panel::{Panel, Tops, has, strips, tag_lanes, tone};
 
 use super::build::Report;
+use super::formatting::{self, UNKNOWN, clean};
 use super::part::Part;
 use super::text::{self, Table};
-use super::words::{self, UNKNOWN, clean};
 
 const STYLE: &str = include_str!("html/style.css");
 
@@ -82,11 +82,11 @@ impl Page<'_> {
                 out,
                 "<p class=\"soft\">{} · {} · {}</p>",
                 escape(&part.key.host),
-                words::moment(part.start()),
-                words::duration(part.duration()),
+                formatting::moment(part.start()),
+                formatting::duration(part.duration()),
             )?;
             if part.about.argv.as_ref().is_some_and(|argv| !argv.is_empty()) {
-                write!(out, "<code class=\"command\">{}</code>", escape(&words::job(part, describes)))?;
+                write!(out, "<code class=\"command\">{}</code>", escape(&formatting::job(part, describes)))?;
             }
             out.write_str("</header>\n<dl class=\"facts\">")?;
             for (name, values) in facts.iter().filter(|(name, _)| !matches!(*name, "run" | "job")) {
@@ -223,17 +223,17 @@ impl Page<'_> {
             let lanes = tag_lanes(part);
             let named: Vec<&str> = lanes.iter().map(|l| l.full.as_str()).collect();
             let description =
-                format!("Over {}: {}", words::duration(frame.span as f64 / 1e6), named.join("; "));
-            let words = Words { id: self.ids, title: &title, description: &description };
-            return chart::lanes(out, frame, &words, &lanes);
+                format!("Over {}: {}", formatting::duration(frame.span as f64 / 1e6), named.join("; "));
+            let alt = AltText { id: self.ids, title: &title, description: &description };
+            return chart::lanes(out, frame, &alt, &lanes);
         }
         let strips = strips(part, panel, tops);
         let described: Vec<String> =
             strips.iter().map(|s| format!("{} {}, {}", s.name, s.figures[0], s.figures[1])).collect();
         let description =
-            format!("Over {}. {}", words::duration(frame.span as f64 / 1e6), described.join("; "));
-        let words = Words { id: self.ids, title: &title, description: &description };
-        chart::strips(out, frame, &words, &strips)
+            format!("Over {}. {}", formatting::duration(frame.span as f64 / 1e6), described.join("; "));
+        let alt = AltText { id: self.ids, title: &title, description: &description };
+        chart::strips(out, frame, &alt, &strips)
     }
 }
 

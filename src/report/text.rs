@@ -3,8 +3,8 @@
 use std::fmt::{self, Write};
 
 use super::build::Report;
+use super::formatting::{self, UNKNOWN, clean, known, mean_max, short};
 use super::part::Part;
-use super::words::{self, UNKNOWN, clean, known, mean_max, short};
 
 /// Width at which columns of runs are put into another block.
 const WIDTH: usize = 140;
@@ -79,7 +79,7 @@ pub(super) fn run_facts(report: &Report, part: &Part) -> Vec<(&'static str, Stri
             let figures = &part.job_cpu.figures;
             format!(
                 "{} ({} cores, max {})",
-                words::duration(percent_s / 100.0),
+                formatting::duration(percent_s / 100.0),
                 known(figures.mean(), cores),
                 known(figures.max, cores)
             )
@@ -88,11 +88,13 @@ pub(super) fn run_facts(report: &Report, part: &Part) -> Vec<(&'static str, Stri
     };
     let io = match (part.job_read.amount(), part.job_write.amount()) {
         (None, None) => UNKNOWN.to_owned(),
-        (read, write) => format!("read {}, written {}", known(read, words::mib), known(write, words::mib)),
+        (read, write) => {
+            format!("read {}, written {}", known(read, formatting::mib), known(write, formatting::mib))
+        }
     };
     let windows = match part.about.window_s {
-        Some(window) => format!("{} of {}", words::count(part.windows), words::duration(window)),
-        None => words::count(part.windows),
+        Some(window) => format!("{} of {}", formatting::count(part.windows), formatting::duration(window)),
+        None => formatting::count(part.windows),
     };
     let late = part.late.unwrap_or(0.0) + part.dropped.unwrap_or(0.0);
     let late = if late > 0.0 { format!("; {late:.0} samples late or not taken") } else { String::new() };
@@ -100,31 +102,31 @@ pub(super) fn run_facts(report: &Report, part: &Part) -> Vec<(&'static str, Stri
         (None, None) => UNKNOWN.to_owned(),
         (cpu, rss) => {
             let core = known(cpu, |p| format!("{p:.2} % of a core"));
-            format!("{core}, {}{late}", known(rss, words::mib))
+            format!("{core}, {}{late}", known(rss, formatting::mib))
         }
     };
     vec![
         ("log", clean(&source.about.name)),
         ("run", clean(&part.key.run)),
         ("host", host),
-        ("job", words::job(part, describes)),
-        ("started", words::moment(part.start())),
-        ("duration", words::duration(part.duration())),
-        ("ended", words::ending(part, describes)),
+        ("job", formatting::job(part, describes)),
+        ("started", formatting::moment(part.start())),
+        ("duration", formatting::duration(part.duration())),
+        ("ended", formatting::ending(part, describes)),
         ("CPU of the job", cpu),
-        ("memory peak", known(part.job_rss.figures.max, |m| format!("{} RSS", words::mib(m)))),
-        ("PSS peak", known(part.job_pss.max, words::mib)),
+        ("memory peak", known(part.job_rss.figures.max, |m| format!("{} RSS", formatting::mib(m)))),
+        ("PSS peak", known(part.job_pss.max, formatting::mib)),
         ("processes", known(part.job_processes.figures.max, |n| format!("at most {n:.0}"))),
         ("storage", io),
-        ("host CPU", mean_max(&part.host_cpu.figures, words::percent)),
-        ("host memory", mean_max(&part.host_memory.figures, words::percent)),
+        ("host CPU", mean_max(&part.host_cpu.figures, formatting::percent)),
+        ("host memory", mean_max(&part.host_memory.figures, formatting::percent)),
         ("driver", part.about.driver.as_deref().map_or_else(|| UNKNOWN.to_owned(), clean)),
         ("windows", windows),
         ("own cost", own),
     ]
 }
 
-/// The facts of all runs: rows of a name and a value for each run; rows that nobody knows are left out.
+/// The facts of all runs: rows of a name and a value for each run; rows without any value are left out.
 pub(super) fn fact_table(report: &Report) -> Vec<(&'static str, Vec<String>)> {
     let columns: Vec<_> = report.parts.iter().map(|part| run_facts(report, part)).collect();
     let Some(first) = columns.first() else { return Vec::new() };
@@ -205,7 +207,7 @@ impl Table {
         self.rows.push(run.into_iter().chain(cells).collect());
     }
 
-    /// Without the columns that nobody knows anything for.
+    /// Without the columns that have no value.
     fn trimmed(mut self) -> Self {
         let mut column = 0;
         while column < self.header.len() {
@@ -248,14 +250,14 @@ pub(super) fn gpus(report: &Report, many: bool) -> Table {
             let cells = [
                 device.label(),
                 device.name.as_deref().map_or_else(|| UNKNOWN.to_owned(), clean),
-                known(utilization.mean(), words::percent),
-                known(utilization.max, words::percent),
-                words::memory_peak(device),
+                known(utilization.mean(), formatting::percent),
+                known(utilization.max, formatting::percent),
+                formatting::memory_peak(device),
                 known(device.power.figures.mean(), watts),
                 known(device.power.figures.max, watts),
-                words::energy(device),
+                formatting::energy(device),
                 known(device.temperature.figures.max, |c| format!("{c:.0} °C")),
-                words::throttled(device),
+                formatting::throttled(device),
             ];
             table.push(part, many, cells);
         }
@@ -280,15 +282,15 @@ pub(super) fn tags(report: &Report, many: bool) -> Table {
     for part in &report.parts {
         for tag in &part.tags {
             let cells = [
-                short(&words::tag(&tag.path, &part.root_tag), 60),
+                short(&formatting::tag(&tag.path, &part.root_tag), 60),
                 known_rank(tag.rank),
-                words::count(tag.count),
-                words::duration(tag.seconds.integral),
-                known(tag.seconds.mean(), words::duration),
-                known(tag.seconds.min, words::duration),
-                known(tag.seconds.max, words::duration),
-                known(tag.utilization.mean(), words::percent),
-                known(tag.cpu.mean(), words::percent),
+                formatting::count(tag.count),
+                formatting::duration(tag.seconds.integral),
+                known(tag.seconds.mean(), formatting::duration),
+                known(tag.seconds.min, formatting::duration),
+                known(tag.seconds.max, formatting::duration),
+                known(tag.utilization.mean(), formatting::percent),
+                known(tag.cpu.mean(), formatting::percent),
             ];
             table.push(part, many, cells);
         }
@@ -317,17 +319,17 @@ pub(super) fn steps(report: &Report, many: bool) -> Table {
             let of_series = |name: &str, count: Option<u64>, times: [Option<f64>; 4], whole: bool| {
                 let only = |text: String| if whole { text } else { UNKNOWN.to_owned() };
                 [
-                    short(&words::tag(&steps.path, &part.root_tag), 60),
+                    short(&formatting::tag(&steps.path, &part.root_tag), 60),
                     known_rank(steps.rank),
                     known(steps.last.map(|last| last as f64), |last| format!("{last:.0}")),
                     name.to_owned(),
-                    count.map_or_else(|| UNKNOWN.to_owned(), words::count),
+                    count.map_or_else(|| UNKNOWN.to_owned(), formatting::count),
                 ]
                 .into_iter()
-                .chain(times.map(|ms| known(ms, words::millis)))
+                .chain(times.map(|ms| known(ms, formatting::millis)))
                 .chain([
-                    only(known(steps.samples_per_second(), words::number)),
-                    only(known(steps.utilization.mean(), words::percent)),
+                    only(known(steps.samples_per_second(), formatting::number)),
+                    only(known(steps.utilization.mean(), formatting::percent)),
                 ])
                 .collect::<Vec<_>>()
             };
@@ -354,7 +356,7 @@ pub(super) fn scalars(report: &Report, many: bool) -> Table {
     for part in &report.parts {
         for scalar in &part.scalars {
             let f = &scalar.series.figures;
-            let cells = [f.mean(), f.min, f.max, f.last].map(|v| known(v, words::number));
+            let cells = [f.mean(), f.min, f.max, f.last].map(|v| known(v, formatting::number));
             let name = [short(&clean(&scalar.name), 60), known_rank(scalar.rank)];
             table.push(part, many, name.into_iter().chain(cells));
         }
@@ -372,9 +374,9 @@ pub(super) fn processes(report: &Report, many: bool) -> Table {
             let cells = [
                 process.pid.to_string(),
                 short(&clean(&process.name), 40),
-                known(process.cpu.amount(), |percent_s| words::duration(percent_s / 100.0)),
-                known(process.rss.max, words::mib),
-                known(process.gpu_memory.max, words::mib),
+                known(process.cpu.amount(), |percent_s| formatting::duration(percent_s / 100.0)),
+                known(process.rss.max, formatting::mib),
+                known(process.gpu_memory.max, formatting::mib),
             ];
             table.push(part, many, cells);
         }

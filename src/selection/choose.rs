@@ -7,14 +7,14 @@ use super::SelectionError;
 use super::holder::Holder;
 use crate::model::device::{ComputeMode, DeviceSnapshot};
 use crate::model::reading::Reason;
-use crate::model::selection::{Constraints, IDLE_UTILIZATION};
+use crate::model::selection::{Constraints, DeviceName, IDLE_UTILIZATION};
 
 /// Whether a lease stands in the way of taking a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseState {
     /// It can be taken.
     Free,
-    /// It cannot: somebody holds it.
+    /// It cannot: another process holds it.
     Held(Holder),
 }
 
@@ -29,7 +29,7 @@ pub enum Constraint {
     Name,
     /// Its compute mode lets a job in.
     ComputeMode,
-    /// Nobody's lease stands in the way.
+    /// No lease of another stands in the way.
     Lease,
     /// `--min-free-memory`.
     FreeMemory,
@@ -331,54 +331,92 @@ fn judge(
     device: &DeviceSnapshot,
     lease: Option<&LeaseState>,
 ) -> Judged {
-    let mut verdicts = vec![reachable(device)];
-    let mut say = |constraint, value, limit, outcome| {
-        verdicts.push(Verdict { constraint, value, limit, outcome });
-    };
+    let mut verdicts = Verdicts(vec![reachable(device)]);
+    judge_eligibility(constraints, device, lease, &mut verdicts);
+    let credit = account_credit(constraints, device);
+    let free_memory =
+        device.memory.as_ref().ok().map(|memory| memory.free.saturating_add(credit).min(memory.total));
+    judge_memory(constraints, device, free_memory, &mut verdicts);
+    judge_load(constraints, device, &mut verdicts);
+    Judged { candidate, verdicts: verdicts.0, free_memory }
+}
 
+/// The verdicts on one device, in the order of the table of `--explain`.
+struct Verdicts(Vec<Verdict>);
+
+impl Verdicts {
+    fn add(
+        &mut self,
+        constraint: Constraint,
+        value: Option<Quantity>,
+        limit: Option<Quantity>,
+        outcome: Outcome,
+    ) {
+        self.0.push(Verdict { constraint, value, limit, outcome });
+    }
+}
+
+/// Whether the job may have the device at all: by name, compute mode and lease.
+fn judge_eligibility(
+    constraints: &Constraints,
+    device: &DeviceSnapshot,
+    lease: Option<&LeaseState>,
+    verdicts: &mut Verdicts,
+) {
     if let Some(name) = constraints.exclude.iter().find(|name| name.covers(device)) {
         let named = match name {
-            crate::model::selection::DeviceName::Index(index) => index.to_string(),
-            crate::model::selection::DeviceName::Uuid(prefix) => prefix.clone(),
+            DeviceName::Index(index) => index.to_string(),
+            DeviceName::Uuid(prefix) => prefix.clone(),
         };
-        say(Constraint::NotExcluded, Some(Quantity::Text(named)), None, Outcome::Fail);
+        verdicts.add(Constraint::NotExcluded, Some(Quantity::Text(named)), None, Outcome::Fail);
     }
     if let Some(pattern) = &constraints.gpu_name {
         let limit = Some(Quantity::Text(pattern.as_str().to_owned()));
         match &device.name {
             Ok(name) => {
                 let outcome = pass_or_fail(pattern.is_match(name));
-                say(Constraint::Name, Some(Quantity::Text(name.clone())), limit, outcome);
+                verdicts.add(Constraint::Name, Some(Quantity::Text(name.clone())), limit, outcome);
             }
-            Err(reason) => say(Constraint::Name, None, limit, Outcome::Unreadable(reason.clone())),
+            Err(reason) => {
+                verdicts.add(Constraint::Name, None, limit, Outcome::Unreadable(reason.clone()));
+            }
         }
     }
     if constraints.for_job {
         let (value, outcome) = compute_mode(device);
-        say(Constraint::ComputeMode, value, None, outcome);
+        verdicts.add(Constraint::ComputeMode, value, None, outcome);
     }
-    if let Some(lease) = lease {
-        match lease {
-            LeaseState::Free => say(Constraint::Lease, None, None, Outcome::Pass),
-            LeaseState::Held(holder) => {
-                say(Constraint::Lease, Some(Quantity::Text(holder.to_string())), None, Outcome::Fail);
-            }
+    match lease {
+        None => {}
+        Some(LeaseState::Free) => verdicts.add(Constraint::Lease, None, None, Outcome::Pass),
+        Some(LeaseState::Held(holder)) => {
+            let holder = Some(Quantity::Text(holder.to_string()));
+            verdicts.add(Constraint::Lease, holder, None, Outcome::Fail);
         }
     }
+}
 
-    let credit = account_credit(constraints, device);
-    let free_memory =
-        device.memory.as_ref().ok().map(|memory| memory.free.saturating_add(credit).min(memory.total));
+/// `--min-free-memory`, with the memory of processes that count as free, and `--min-total-memory`.
+fn judge_memory(
+    constraints: &Constraints,
+    device: &DeviceSnapshot,
+    free_memory: Option<u64>,
+    verdicts: &mut Verdicts,
+) {
     if let Some(limit) = constraints.min_free_memory {
         let value = known(&device.memory, free_memory);
         let (value, outcome) = at_least(value, limit, constraints.tolerance);
-        say(Constraint::FreeMemory, value, Some(Quantity::Bytes(limit)), outcome);
+        verdicts.add(Constraint::FreeMemory, value, Some(Quantity::Bytes(limit)), outcome);
     }
     if let Some(limit) = constraints.min_total_memory {
         let value = device.memory.as_ref().map(|memory| memory.total).map_err(Clone::clone);
         let (value, outcome) = at_least(value, limit, constraints.tolerance);
-        say(Constraint::TotalMemory, value, Some(Quantity::Bytes(limit)), outcome);
+        verdicts.add(Constraint::TotalMemory, value, Some(Quantity::Bytes(limit)), outcome);
     }
+}
+
+/// The limits of utilisation and of processes.
+fn judge_load(constraints: &Constraints, device: &DeviceSnapshot, verdicts: &mut Verdicts) {
     let percents = [
         (Constraint::GpuUtilization, constraints.max_gpu_utilization, &device.gpu_utilization),
         (Constraint::MemoryUtilization, constraints.max_memory_utilization, &device.memory_utilization),
@@ -386,20 +424,20 @@ fn judge(
     for (constraint, limit, value) in percents {
         if let Some(limit) = limit {
             let (value, outcome) = at_most(value, limit, constraints.tolerance);
-            say(constraint, value, Some(Quantity::Percent(limit)), outcome);
+            verdicts.add(constraint, value, Some(Quantity::Percent(limit)), outcome);
         }
     }
     if constraints.idle {
         let (value, outcome) = few_processes(device, 0);
-        say(Constraint::IdleProcesses, value, Some(Quantity::Number(0)), outcome);
+        verdicts.add(Constraint::IdleProcesses, value, Some(Quantity::Number(0)), outcome);
         let (value, outcome) = at_most(&device.gpu_utilization, IDLE_UTILIZATION, 0);
-        say(Constraint::IdleUtilization, value, Some(Quantity::Percent(IDLE_UTILIZATION)), outcome);
+        let limit = Some(Quantity::Percent(IDLE_UTILIZATION));
+        verdicts.add(Constraint::IdleUtilization, value, limit, outcome);
     }
     if let Some(limit) = constraints.max_processes {
         let (value, outcome) = few_processes(device, limit);
-        say(Constraint::Processes, value, Some(Quantity::Number(u64::from(limit))), outcome);
+        verdicts.add(Constraint::Processes, value, Some(Quantity::Number(u64::from(limit))), outcome);
     }
-    Judged { candidate, verdicts, free_memory }
 }
 
 /// Refuses a GPU that does not answer to its name, is lost, or is closed to this user.

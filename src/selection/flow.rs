@@ -11,14 +11,14 @@ use crate::model::id::GpuUuid;
 use crate::model::selection::{Candidates, Hold, NameFormat, Patience, Settings};
 use crate::selection::SelectionError;
 use crate::selection::choose::Choice;
+use crate::selection::directory::{DIRECTORY_VARIABLE, LeaseDirectory, default_directory};
 use crate::selection::explain;
 use crate::selection::holder::{Holder, command_note};
-use crate::selection::lease::{
-    DIRECTORY_VARIABLE, LEASES_VARIABLE, Lease, LeaseDirectory, Outer, default_directory, fresh_token,
-};
+use crate::selection::lease::{LEASES_VARIABLE, Lease, Outer};
 use crate::selection::visible;
 use crate::sys::escape::printable;
 use crate::sys::notice::Verbosity;
+use crate::sys::random;
 use crate::sys::stderr::NonBlockingStderr;
 use crate::sys::terminal::{self, Kind};
 use crate::sys::users;
@@ -26,6 +26,7 @@ use crate::sys::users;
 mod chooser;
 mod observe;
 mod order;
+mod waiting;
 mod watch;
 
 use chooser::Chooser;
@@ -268,20 +269,16 @@ pub fn choose_for_job(
     probe: Probe<'_>,
     screen: &mut Screen<'_>,
 ) -> Result<JobDevices, ChooseError> {
-    let uid = users::effective_uid();
+    let token = random::token().map_err(|error| SelectionError::LeaseDirectory {
+        path: surroundings.lease_directory.clone(),
+        why: format!("no random numbers: {error}"),
+    })?;
     let holder = Holder {
         pid,
-        job: None,
-        process: None,
-        uid,
-        user: users::name_of(uid).unwrap_or_else(|| uid.to_string()),
         command: command_note(command),
         since: jiff::Timestamp::now().as_second(),
-        share: None,
-        token: fresh_token().map_err(|error| SelectionError::LeaseDirectory {
-            path: surroundings.lease_directory.clone(),
-            why: format!("/dev/urandom: {error}"),
-        })?,
+        token,
+        ..Holder::this_process()
     };
     let mut ask = ask_cuda;
     let settled =
@@ -390,7 +387,8 @@ pub fn settle(
         probe,
         ask,
         holder,
-        directory: directory.as_ref(),
+        me: holder.cloned().unwrap_or_else(Holder::this_process),
+        directory,
         constraints,
         request,
         text,

@@ -9,8 +9,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
-use crate::sys::process;
 use crate::sys::stat::Stat;
+use crate::sys::{process, users};
 
 /// Who holds a lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +70,36 @@ impl Holder {
         Some(since.strftime(form).to_string())
     }
 
+    /// This process, in the words of its command line.
+    pub fn this_process() -> Self {
+        Self::of_process(process::id().unsigned_abs())
+    }
+
+    /// A process that wrote no note, as the system shows it.
+    pub(super) fn of_process(pid: u32) -> Self {
+        let uid = fs::metadata(format!("/proc/{pid}")).map(|process| process.uid());
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<String> = words
+            .split(|byte| *byte == 0)
+            .filter(|word| !word.is_empty())
+            .map(|word| String::from_utf8_lossy(word).into_owned())
+            .collect();
+        Self {
+            pid,
+            process: Some(pid),
+            uid: uid.as_ref().copied().unwrap_or_default(),
+            user: uid.map(user).unwrap_or_default(),
+            command: command_note(&words),
+            ..Self::default()
+        }
+    }
+
+    /// Reads a note; what is none says nothing.
+    pub(super) fn read(text: &str) -> Self {
+        let note = text.lines().next().and_then(|line| serde_json::from_str::<Self>(line).ok());
+        note.unwrap_or_default().cleaned()
+    }
+
     /// What others wrote is shown on terminals: no control characters, no screenfuls.
     pub(super) fn cleaned(mut self) -> Self {
         for text in [&mut self.user, &mut self.command, &mut self.token] {
@@ -88,6 +118,11 @@ impl Holder {
         }
         self
     }
+}
+
+/// The name of a user, or the uid in digits.
+pub fn user(uid: u32) -> String {
+    users::name_of(uid).unwrap_or_else(|| uid.to_string())
 }
 
 /// Shortens a command line for a [`Holder`].

@@ -13,45 +13,33 @@
 //! Everything is taken under `select.lock`. Looking takes a shared lock for a moment and disturbs nobody:
 //! who takes a lock has made sure under `select.lock` that nobody holds it, and outlasts such a moment.
 //!
-//! Lock files are opened read-only and without `O_CREAT` where they exist: `flock` needs no more, and
-//! `fs.protected_regular` then leaves files of other users alone. Links are never followed.
+//! Lock files that exist are opened without `O_CREAT`: `fs.protected_regular` then leaves files of other users alone.
 
 use std::collections::BTreeMap;
-use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
 
 use super::SelectionError;
 use super::choose::LeaseState;
-use super::holder::{Holder, LockFile};
+use super::directory::{LeaseDirectory, unusable, write_note};
+use super::gate::Selecting;
+use super::holder::Holder;
 use crate::model::id::GpuUuid;
 use crate::model::selection::Hold;
 
-/// Names the lease directory.
-pub const DIRECTORY_VARIABLE: &str = "GPURUN_LEASE_DIR";
 /// Tells a gpurun inside a job what the outer one holds: a token, then the scopes of its leases.
 pub const LEASES_VARIABLE: &str = "GPURUN_LEASES";
 
-/// How long to wait for the host-wide lock before saying so.
-const SELECT_LOCK_PATIENCE: Duration = Duration::from_secs(30);
+/// How often the holder of a lease looks whether its files are still there.
+pub const HOLDER_LOOK: Duration = Duration::from_secs(2);
+
+/// The bytes that a file name can have, with room for the slot of a sharer.
+const LONGEST_NAME: usize = 255 - "+s9999999".len();
 /// How long a look of another process can keep a lock from us.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
-/// Longest note that is read back.
-const NOTE_BYTES: u64 = 4096;
-
-/// A name that no other lease on this host has.
-///
-/// # Errors
-/// No `/dev/urandom`.
-pub fn fresh_token() -> io::Result<String> {
-    let mut bytes = [0_u8; 8];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(format!("{:016x}", u64::from_ne_bytes(bytes)))
-}
 
 /// What an outer gpurun says it holds for us. Believed only where the lock files bear it out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,209 +64,7 @@ impl Outer {
     }
 }
 
-/// The directory with the locks, held open so that nobody can swap it.
-#[derive(Debug)]
-pub struct LeaseDirectory {
-    pub(super) dir: File,
-    path: PathBuf,
-}
-
-/// Where leases live unless [`DIRECTORY_VARIABLE`] says otherwise: the same place for every user.
-pub fn default_directory() -> PathBuf {
-    // Not age-cleaned as /tmp is, and not emptied at logout as /dev/shm can be.
-    let run_lock = Path::new("/run/lock");
-    let shared =
-        std::fs::metadata(run_lock).is_ok_and(|meta| meta.is_dir() && meta.mode() & 0o1777 == 0o1777);
-    if shared { run_lock.join("gpurun") } else { PathBuf::from("/tmp/gpurun-leases") }
-}
-
 impl LeaseDirectory {
-    /// Opens the directory, making it (sticky, for all users) where it is missing.
-    ///
-    /// # Errors
-    /// It cannot be made, or is no directory.
-    pub fn open_or_create(path: &Path) -> Result<Self, SelectionError> {
-        match Self::open(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            other => return other.map_err(|error| unusable(path, &error)),
-        }
-        let made = DirBuilder::new().mode(0o1777).create(path);
-        match made {
-            Ok(()) => {
-                let opened = Self::open(path).map_err(|error| unusable(path, &error))?;
-                // The umask had its say at mkdir.
-                opened
-                    .dir
-                    .set_permissions(Permissions::from_mode(0o1777))
-                    .map_err(|error| unusable(path, &error))?;
-                Ok(opened)
-            }
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                Self::open(path).map_err(|error| unusable(path, &error))
-            }
-            Err(error) => Err(unusable(path, &error)),
-        }
-    }
-
-    /// Opens the directory if there is one: nobody holds anything where there is none.
-    ///
-    /// # Errors
-    /// It is there and cannot be read, or is no directory.
-    pub fn open_existing(path: &Path) -> Result<Option<Self>, SelectionError> {
-        match Self::open(path) {
-            Ok(opened) => Ok(Some(opened)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(unusable(path, &error)),
-        }
-    }
-
-    fn open(path: &Path) -> io::Result<Self> {
-        let dir =
-            OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(path)?;
-        Ok(Self { dir, path: path.to_owned() })
-    }
-
-    /// As it was named.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The path of a file through the open directory, whatever its name points at by now.
-    pub(super) fn at(&self, name: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}/{name}", self.dir.as_raw_fd()))
-    }
-
-    /// Names of the lock files, sorted.
-    pub(super) fn names(&self) -> Result<Vec<String>, SelectionError> {
-        let read = || -> io::Result<Vec<String>> {
-            let mut names = Vec::new();
-            for entry in std::fs::read_dir(self.at("."))? {
-                if let Ok(name) = entry?.file_name().into_string()
-                    && name.ends_with(".lock")
-                {
-                    names.push(name);
-                }
-            }
-            names.sort_unstable();
-            Ok(names)
-        };
-        read().map_err(|error| unusable(&self.path, &error))
-    }
-
-    /// Opens an existing lock file for locking or looking.
-    pub(super) fn open_lock(&self, name: &str) -> io::Result<File> {
-        // Non-blocking, so that a FIFO somebody put there cannot hang us.
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(self.at(name))?;
-        if file.metadata()?.is_file() {
-            return Ok(file);
-        }
-        Err(io::Error::new(ErrorKind::InvalidInput, format!("{name} is not a regular file")))
-    }
-
-    /// Opens a lock file, making it where it is missing.
-    fn open_or_make_lock(&self, name: &str) -> io::Result<File> {
-        loop {
-            match self.open_lock(name) {
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                other => return other,
-            }
-            match self.publish(name, |_| Ok(())) {
-                Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Takes a lock for good, giving up after `patience`; `Ok(None)` when it stayed taken.
-    fn lock(&self, name: &str, exclusive: bool, patience: Duration) -> io::Result<Option<File>> {
-        let deadline = Instant::now() + patience;
-        let mut pause = Duration::from_millis(1);
-        loop {
-            let file = self.open_or_make_lock(name)?;
-            let tried = if exclusive { file.try_lock() } else { file.try_lock_shared() };
-            match tried {
-                // A cleaner may have taken the name away meanwhile: then others would lock another file.
-                Ok(()) if self.is_current(name, &file)? => return Ok(Some(file)),
-                Ok(()) => continue,
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) => return Err(error),
-            }
-            if Instant::now() >= deadline {
-                return Ok(None);
-            }
-            thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(50));
-        }
-    }
-
-    fn is_current(&self, name: &str, file: &File) -> io::Result<bool> {
-        let ours = file.metadata()?;
-        Ok(std::fs::symlink_metadata(self.at(name))
-            .is_ok_and(|meta| meta.ino() == ours.ino() && meta.dev() == ours.dev()))
-    }
-
-    /// Whether somebody holds `name` exclusively.
-    pub(super) fn is_locked(&self, name: &str) -> bool {
-        match self.open_lock(name) {
-            Ok(file) => matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)),
-            // What cannot be opened cannot be excluded: a file that others put there is not a free device.
-            Err(error) => error.kind() != ErrorKind::NotFound,
-        }
-    }
-
-    /// The note in a lock file.
-    fn note(&self, name: &str) -> Holder {
-        let mut text = String::new();
-        let read = self.open_lock(name).and_then(|file| file.take(NOTE_BYTES).read_to_string(&mut text));
-        match read {
-            Ok(_) => text.lines().next().and_then(|line| serde_json::from_str::<Holder>(line).ok()),
-            Err(_) => None,
-        }
-        .unwrap_or_default()
-        .cleaned()
-    }
-
-    /// Who holds a locked file, with the processes that do so now.
-    fn holder(&self, name: &str) -> Holder {
-        let note = self.note(name);
-        match self.open_lock(name).and_then(|file| file.metadata()) {
-            Ok(metadata) => note.now(&LockFile::new(name, &metadata)),
-            Err(_) => note,
-        }
-    }
-
-    /// Writes the note into a lock file. A note is a courtesy: failing to write it fails nothing.
-    fn write_note(&self, name: &str, holder: &Holder) {
-        let write = || -> io::Result<()> {
-            let mut text = serde_json::to_string(holder)?;
-            text.push('\n');
-            let mut file =
-                OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(self.at(name))?;
-            file.write_all(text.as_bytes())?;
-            file.set_len(text.len() as u64)
-        };
-        let _ = write();
-    }
-
-    /// Takes the host-wide lock under which devices are chosen.
-    ///
-    /// # Errors
-    /// The directory cannot be used, or another gpurun does not let go of the lock.
-    pub fn select_lock(&self) -> Result<Selecting<'_>, SelectionError> {
-        match self.lock("select.lock", true, SELECT_LOCK_PATIENCE) {
-            Ok(Some(lock)) => Ok(Selecting { directory: self, _lock: lock }),
-            Ok(None) => Err(SelectionError::SelectLock {
-                path: self.path.join("select.lock"),
-                seconds: SELECT_LOCK_PATIENCE.as_secs(),
-            }),
-            Err(error) => Err(unusable(&self.path, &error)),
-        }
-    }
-
     /// The name under which a device is held: inside an outer gpurun's lease, a name of that level.
     fn scope(&self, uuid: &GpuUuid, outer: &Outer) -> String {
         let root = file_stem(uuid);
@@ -397,25 +183,9 @@ impl LeaseDirectory {
             }
         }
     }
-
-    /// A second handle on the same open directory, for a helper thread.
-    ///
-    /// # Errors
-    /// Out of descriptors.
-    pub fn try_clone(&self) -> Result<Self, SelectionError> {
-        let dir = self.dir.try_clone().map_err(|error| unusable(&self.path, &error))?;
-        Ok(Self { dir, path: self.path.clone() })
-    }
 }
 
-/// The host-wide lock; leases can be taken while it lives.
-#[derive(Debug)]
-pub struct Selecting<'a> {
-    directory: &'a LeaseDirectory,
-    _lock: File,
-}
-
-impl Selecting<'_> {
+impl Selecting {
     /// Takes the devices, all or none; `None` when one of them was not free after all.
     ///
     /// # Errors
@@ -427,10 +197,10 @@ impl Selecting<'_> {
         hold: Hold,
         holder: &Holder,
     ) -> Result<Option<Lease>, SelectionError> {
-        let directory = self.directory;
-        let wrap = |error: io::Error| unusable(&directory.path, &error);
+        let directory = &self.directory;
+        let wrap = |error: io::Error| unusable(directory.path(), &error);
         let mut lease = Lease {
-            directory: directory.try_clone()?,
+            directory: Arc::clone(directory),
             holder: Holder {
                 share: match hold {
                     Hold::Shared(slots) => Some(slots),
@@ -446,23 +216,28 @@ impl Selecting<'_> {
         for uuid in uuids {
             let scope = directory.scope(uuid, outer);
             let own = format!("{scope}.lock");
+            if own.len() > LONGEST_NAME {
+                return Err(SelectionError::TooDeep { levels: scope.matches("+n").count() + 1 });
+            }
             let exclusive = hold == Hold::Exclusive;
             let Some(file) = directory.lock(&own, exclusive, LOOK_PATIENCE).map_err(wrap)? else {
                 return Ok(None);
             };
             if exclusive {
-                lease.parts.push(Part { scope, files: vec![file] });
+                let held = vec![Held { name: own, exclusive, file }];
+                lease.parts.push(Part { uuid: uuid.clone(), scope, held, taken: false });
                 continue;
             }
             let names = directory.names()?;
             let taken = directory.taken_below(&scope, &names);
             let slot = (0_u32..).map(|slot| format!("s{slot}")).find(|slot| !taken.contains_key(slot));
             let scope = format!("{scope}+{}", slot.unwrap_or_default());
-            let Some(slot) = directory.lock(&format!("{scope}.lock"), true, LOOK_PATIENCE).map_err(wrap)?
-            else {
+            let name = format!("{scope}.lock");
+            let Some(slot) = directory.lock(&name, true, LOOK_PATIENCE).map_err(wrap)? else {
                 return Ok(None);
             };
-            lease.parts.push(Part { scope, files: vec![file, slot] });
+            let held = vec![Held { name: own, exclusive, file }, Held { name, exclusive: true, file: slot }];
+            lease.parts.push(Part { uuid: uuid.clone(), scope, held, taken: false });
         }
         lease.write_notes();
         Ok(Some(lease))
@@ -472,15 +247,28 @@ impl Selecting<'_> {
 /// Devices held. Dropping it closes gpurun's descriptors; the job's own keep the lease until it ends.
 #[derive(Debug)]
 pub struct Lease {
-    directory: LeaseDirectory,
+    directory: Arc<LeaseDirectory>,
     holder: Holder,
     parts: Vec<Part>,
 }
 
+/// One device of a lease.
 #[derive(Debug)]
 struct Part {
+    uuid: GpuUuid,
     scope: String,
-    files: Vec<File>,
+    /// The last has the note.
+    held: Vec<Held>,
+    /// Its file was removed and another process has locked the new one.
+    taken: bool,
+}
+
+/// A locked file.
+#[derive(Debug)]
+struct Held {
+    name: String,
+    exclusive: bool,
+    file: File,
 }
 
 impl Lease {
@@ -489,8 +277,10 @@ impl Lease {
         self.files().map(AsFd::as_fd)
     }
 
+    /// The locked files, and the directory, which its lock keeps from cleaners.
     fn files(&self) -> impl Iterator<Item = &File> {
-        self.parts.iter().flat_map(|part| &part.files)
+        let directory = (!self.parts.is_empty()).then_some(&self.directory.dir);
+        self.parts.iter().flat_map(|part| &part.held).map(|held| &held.file).chain(directory)
     }
 
     /// Gives the devices up, whichever processes have inherited the descriptors.
@@ -513,9 +303,45 @@ impl Lease {
         self.write_notes();
     }
 
+    /// Locks the files of the lease again where they, or the whole directory, were removed, so that others see it.
+    /// Returns the devices that another process has taken meanwhile, each once.
+    ///
+    /// # Errors
+    /// The directory cannot be made or used.
+    pub fn restore(&mut self) -> Result<Vec<GpuUuid>, SelectionError> {
+        let is_there = self.directory.is_there();
+        let is_lost = |held: &Held| !is_there || !self.directory.is_current(&held.name, &held.file);
+        if !self.parts.iter().flat_map(|part| &part.held).any(is_lost) {
+            return Ok(Vec::new());
+        }
+        if !is_there {
+            self.directory = LeaseDirectory::open_or_create(self.directory.path())?;
+        }
+        let directory = &self.directory;
+        let mut taken = Vec::new();
+        for part in &mut self.parts {
+            for held in &mut part.held {
+                if directory.is_current(&held.name, &held.file) {
+                    continue;
+                }
+                let locked = directory.try_lock(&held.name, held.exclusive);
+                match locked.map_err(|error| unusable(directory.path(), &error))? {
+                    Some(file) => held.file = file,
+                    None if part.taken => {}
+                    None => {
+                        part.taken = true;
+                        taken.push(part.uuid.clone());
+                    }
+                }
+            }
+        }
+        self.write_notes();
+        Ok(taken)
+    }
+
     fn write_notes(&self) {
-        for part in &self.parts {
-            self.directory.write_note(&format!("{}.lock", part.scope), &self.holder);
+        for held in self.parts.iter().filter_map(|part| part.held.last()) {
+            write_note(&held.file, &self.holder);
         }
     }
 }
@@ -532,13 +358,4 @@ pub(super) fn file_stem(uuid: &GpuUuid) -> String {
         .map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' })
         .take(100)
         .collect()
-}
-
-/// Wraps the system's words.
-pub(super) fn unusable(path: &Path, error: &io::Error) -> SelectionError {
-    // The directory is used through its descriptor.
-    if error.kind() == ErrorKind::NotFound && !Path::new("/proc/self").exists() {
-        return SelectionError::NoProc;
-    }
-    SelectionError::LeaseDirectory { path: path.to_owned(), why: error.to_string() }
 }

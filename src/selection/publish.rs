@@ -6,8 +6,8 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::lease::{LeaseDirectory, fresh_token};
-use crate::sys::unnamed;
+use super::directory::LeaseDirectory;
+use crate::sys::{random, unnamed};
 
 impl LeaseDirectory {
     /// Makes a file that appears under `name` only when it is ready: with its mode, and with `prepare` done.
@@ -45,7 +45,7 @@ impl LeaseDirectory {
         name: &str,
         prepare: impl FnOnce(&mut File) -> io::Result<()>,
     ) -> io::Result<File> {
-        let new = self.at(&format!(".new.{}", fresh_token()?));
+        let new = self.at(&format!(".new.{}", random::token()?));
         let mut file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o666).open(&new)?;
         let ready = file
             .set_permissions(Permissions::from_mode(0o666))

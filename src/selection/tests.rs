@@ -9,8 +9,26 @@ use crate::model::id::GpuUuid;
 use crate::model::reading::{Known, Reason};
 use crate::model::selection::{Constraints, Count, DeviceName, NamePattern};
 
-/// What a device is to the rules: refused, or taken with so many loosened constraints.
-fn standing(rules: &Constraints, device: &DeviceSnapshot, leased: bool) -> Option<u32> {
+/// Compute processes on a device, where they can be listed.
+fn compute_processes(device: &DeviceSnapshot) -> Option<u32> {
+    device.processes.as_ref().ok().map(|list| list.iter().filter(|p| p.compute).count() as u32)
+}
+
+/// Free memory with that of the accounts that count as free.
+fn free_memory(rules: &Constraints, device: &DeviceSnapshot) -> Option<u64> {
+    let memory = device.memory.as_ref().ok()?;
+    let ours: u64 = device
+        .processes
+        .iter()
+        .flatten()
+        .filter(|process| process.uid.is_some_and(|uid| rules.free_accounts.contains(&uid)))
+        .filter_map(|process| process.memory.clone().ok())
+        .sum();
+    Some((memory.free + ours).min(memory.total))
+}
+
+/// Whether the job may have the device, whatever its values are; `None` if not.
+fn is_eligible(rules: &Constraints, device: &DeviceSnapshot, leased: bool) -> Option<()> {
     let lost = |reason: &Reason| matches!(reason, Reason::GpuLost | Reason::DriverGone | Reason::TimedOut);
     if device.uuid.is_err() || leased {
         return None;
@@ -44,25 +62,24 @@ fn standing(rules: &Constraints, device: &DeviceSnapshot, leased: bool) -> Optio
             return None;
         }
     }
-    let compute_processes =
-        device.processes.as_ref().ok().map(|list| list.iter().filter(|p| p.compute).count() as u32);
     if rules.for_job {
         match &device.compute_mode {
             Ok(ComputeMode::Default) | Err(Reason::NotSupported | Reason::MissingSymbol) => {}
             Ok(ComputeMode::Prohibited) | Err(_) => return None,
-            Ok(_) if compute_processes == Some(0) => {}
+            Ok(_) if compute_processes(device) == Some(0) => {}
             Ok(_) => return None,
         }
     }
+    Some(())
+}
+
+/// What a device is to the rules: refused, or taken with so many loosened constraints.
+fn standing(rules: &Constraints, device: &DeviceSnapshot, leased: bool) -> Option<u32> {
+    is_eligible(rules, device, leased)?;
     let mut loosened = 0;
     let tolerance = f64::from(rules.tolerance);
     if let Some(limit) = rules.min_free_memory {
-        let memory = device.memory.as_ref().ok()?;
-        let ours: u64 = device.processes.iter().flatten().fold(0, |sum, process| {
-            let counts = process.uid.is_some_and(|uid| rules.free_accounts.contains(&uid));
-            sum + if counts { process.memory.clone().unwrap_or(0) } else { 0 }
-        });
-        let free = (memory.free + ours).min(memory.total);
+        let free = free_memory(rules, device)?;
         if free < limit {
             if (free as f64) * 100.0 < (limit as f64) * (100.0 - tolerance) {
                 return None;
@@ -93,11 +110,11 @@ fn standing(rules: &Constraints, device: &DeviceSnapshot, leased: bool) -> Optio
             }
         }
     }
-    if rules.idle && (compute_processes? != 0 || *device.gpu_utilization.as_ref().ok()? > 5) {
+    if rules.idle && (compute_processes(device)? != 0 || *device.gpu_utilization.as_ref().ok()? > 5) {
         return None;
     }
     if let Some(limit) = rules.max_processes
-        && compute_processes? > limit
+        && compute_processes(device)? > limit
     {
         return None;
     }
@@ -107,14 +124,7 @@ fn standing(rules: &Constraints, device: &DeviceSnapshot, leased: bool) -> Optio
 /// Free memory as the order sees it: whole twentieths of the total, in bytes; unknown is worse than nothing.
 fn room(rules: &Constraints, device: &DeviceSnapshot) -> i128 {
     let Ok(memory) = &device.memory else { return -1 };
-    let ours: u64 = device
-        .processes
-        .iter()
-        .flatten()
-        .filter(|p| p.uid.is_some_and(|uid| rules.free_accounts.contains(&uid)))
-        .filter_map(|p| p.memory.clone().ok())
-        .sum();
-    let free = i128::from((memory.free + ours).min(memory.total));
+    let free = i128::from(free_memory(rules, device).unwrap());
     let total = i128::from(memory.total);
     let twentieths = (0..=20).rev().find(|n| free * 20 >= total * n).unwrap();
     twentieths * total / 20
@@ -304,7 +314,7 @@ proptest! {
         let (chosen, enough) = by_hand(&rules, &devices, leased);
         prop_assert_eq!(&choice.chosen, &chosen);
         prop_assert_eq!(choice.enough, enough);
-        // Whoever is refused has a reason, and whoever is taken has none.
+        // A device that is refused has a reason, and one that is taken has none.
         for (judged, (device, leased)) in choice.judged.iter().zip(devices.iter().zip(leased)) {
             prop_assert_eq!(judged.passes(), standing(&rules, device, *leased).is_some());
         }

@@ -124,7 +124,9 @@ pub fn announced<T>(link: &SidecarEnd, call: impl FnOnce() -> T) -> T {
 fn exit_of(error: &ChooseError) -> Exit {
     use crate::selection::SelectionError;
     match error {
-        ChooseError::TooFew(_) | ChooseError::Never(_) => Exit::TooFew,
+        ChooseError::TooFew(_)
+        | ChooseError::Never(_)
+        | ChooseError::Selection(SelectionError::SelectLock { .. }) => Exit::TooFew,
         ChooseError::WaitedTooLong(_) => Exit::WaitedTooLong,
         ChooseError::NoUser(_) | ChooseError::Selection(SelectionError::UtilizationOnMig) => Exit::Usage,
         ChooseError::Driver(_) | ChooseError::Selection(_) => Exit::OwnFailure,

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::fd::AsFd as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,18 +12,22 @@ use super::choice::{self, Chosen, Refusal, Wish};
 use super::engine::{Engine, EngineEnd, EngineSettings, Inbox, ToEngine, Unfinished};
 use super::load_check::LoadCheck;
 use super::process::{self, Talk};
+use super::stops::Stops;
 use super::watched::Watched;
 use super::{describe, targets};
 use crate::cli::exit::Exit;
 use crate::cli::logging::Logging;
+use crate::collectors::cgroup::OomWatch;
 use crate::control;
 use crate::link::{Closed, Job, Ready, ReapedProcess, SidecarEnd, ToMinder, ToSidecar};
+use crate::model::cause::Cause;
 use crate::model::loss::Losses;
 use crate::model::run::{JobExit, RunInfo};
 use crate::model::selection::Settings;
 use crate::model::time::Mono;
 use crate::sampling::{ReapedUsage, TreeRoot};
 use crate::selection::flow::Surroundings;
+use crate::selection::lease::{HOLDER_LOOK, Lease};
 use crate::summary::json::{LeftoverSummary, Summary};
 use crate::summary::start;
 use crate::sys::notice::{Notices, Verbosity};
@@ -83,8 +87,8 @@ pub(crate) fn run(setup: &Setup, link: SidecarEnd) -> u8 {
         prepared.undo();
         return Exit::Ok.code();
     };
-    let beside = Beside { setup, minder, job, entered, load_check, notices: &notices };
-    beside.run(prepared, link)
+    let running = RunningJob { setup, minder, job, entered, load_check, notices: &notices };
+    running.run(prepared, link)
 }
 
 /// Everything that must be there before the job starts.
@@ -96,6 +100,7 @@ struct Prepared {
     opened: Option<Opened>,
     inbox: Inbox,
     socket: Option<control::Server>,
+    oom: Option<OomWatch>,
 }
 
 impl Prepared {
@@ -123,7 +128,8 @@ impl Prepared {
         let opened = targets::create(checked, &setup.logging, notices)?;
         let inbox = Inbox::new();
         let socket = listen(&inbox, &run.run, pid, notices);
-        Ok(Self { run, chosen, surroundings, signals, opened, inbox, socket })
+        let oom = OomWatch::start(Path::new("/proc"), Path::new("/sys/fs/cgroup"));
+        Ok(Self { run, chosen, surroundings, signals, opened, inbox, socket, oom })
     }
 
     fn ready(&self, logging: &Logging) -> Ready {
@@ -188,7 +194,7 @@ fn wait_for_start(link: &SidecarEnd) -> Result<Job, Closed> {
 }
 
 /// What is known once the job runs.
-struct Beside<'a> {
+struct RunningJob<'a> {
     setup: &'a Setup,
     minder: i32,
     job: Job,
@@ -198,11 +204,11 @@ struct Beside<'a> {
     notices: &'a Notices,
 }
 
-impl Beside<'_> {
+impl RunningJob<'_> {
     /// Follows the job to its end and finishes the files; the exit status.
     fn run(self, prepared: Prepared, link: SidecarEnd) -> u8 {
         let Self { setup, job, notices, .. } = self;
-        let Prepared { run, mut chosen, surroundings, signals, opened, inbox, socket } = prepared;
+        let Prepared { run, mut chosen, surroundings, signals, opened, inbox, socket, oom } = prepared;
         let watch = JobWatch::open(job.pid);
         if let (Some(lease), Ok(pid)) = (&mut chosen.lease, u32::try_from(job.pid)) {
             lease.note_job(pid);
@@ -231,17 +237,19 @@ impl Beside<'_> {
                 return nothing_logged(talk.link(), notices, &format!("cannot start a thread: {error}"));
             }
         };
-        let exit = follow(&talk, &engine);
+        let mut stops = Stops::default();
+        let exit = follow(&talk, &engine, &mut stops, chosen.lease.as_mut(), notices);
+        let cause = Cause { signal: stops.before_end(), out_of_memory: oom.and_then(|oom| oom.killed()) };
         if exit.is_err() {
             // The minder was killed: its work is done from here.
             watch.wait();
-            if let Some(lease) = &chosen.lease {
-                lease.release();
-            }
+        }
+        if let Some(lease) = &chosen.lease {
+            lease.release();
         }
         let losses = socket.map(|socket| socket.stop(LAST_MARKS)).unwrap_or_default();
         let (end, left) = finish(engine, exit, &talk);
-        let ended = Ended { left, losses, held: chosen.lease.is_some() };
+        let ended = Ended { left, losses, cause, held: chosen.lease.is_some() };
         say_end(end, &ended, &setup.logging, notices);
         talk.link().send(&ToMinder::Done);
         Exit::Ok.code()
@@ -259,10 +267,24 @@ fn nothing_logged(link: &SidecarEnd, notices: &Notices, why: &str) -> u8 {
 ///
 /// # Errors
 /// The minder was killed before.
-fn follow(talk: &Talk, engine: &Engine) -> Result<Option<JobExit>, Closed> {
+fn follow(
+    talk: &Talk,
+    engine: &Engine,
+    stops: &mut Stops,
+    mut lease: Option<&mut Lease>,
+    notices: &Notices,
+) -> Result<Option<JobExit>, Closed> {
     let mut suspended = false;
+    let mut next_look = lease.is_some().then(|| Instant::now() + HOLDER_LOOK);
     loop {
-        match talk.next(None) {
+        if let Some(lease) = &mut lease
+            && next_look.is_some_and(|at| Instant::now() >= at)
+        {
+            next_look = Some(Instant::now() + HOLDER_LOOK);
+            restore(lease, notices);
+        }
+        match talk.next(next_look) {
+            Ok(Some(ToSidecar::Signalled(stop))) => stops.add(&stop),
             Ok(Some(ToSidecar::Reaped(reaped))) => engine.reaped(usage(&reaped)),
             Ok(Some(ToSidecar::Suspended(at))) => {
                 suspended = true;
@@ -282,6 +304,14 @@ fn follow(talk: &Talk, engine: &Engine) -> Result<Option<JobExit>, Closed> {
                 return Err(Closed);
             }
         }
+    }
+}
+
+/// Makes the lease visible again where its files were removed.
+fn restore(lease: &mut Lease, notices: &Notices) {
+    // What cannot be made again now is tried again.
+    for uuid in lease.restore().unwrap_or_default() {
+        notices.warn(&format!("{uuid} is held by another process too: the file of this lease was removed"));
     }
 }
 
@@ -353,6 +383,8 @@ fn finish(
 
 /// What is known of a job that has ended, besides what was measured.
 struct Ended {
+    /// Why it ended.
+    cause: Cause,
     /// Processes that it left behind.
     left: Vec<i32>,
     /// What it said and gpurun did not record.
@@ -383,6 +415,7 @@ fn say_end(end: Result<EngineEnd, Unfinished>, ended: &Ended, logging: &Logging,
     }
     let mut summary = Summary::new(&end.run, &end.end, &end.totals, targets::summaries(&end.reports), left);
     summary.add_losses(&ended.losses);
+    summary.add_cause(&ended.cause);
     if ended.held {
         summary.add_hold();
     }

@@ -19,12 +19,12 @@ pub enum Watched {
     All(Option<LoadCheck>),
 }
 
-/// What finding them showed beside the devices.
+/// What else is known once the devices are found.
 #[derive(Debug, Default)]
 pub struct Finding {
     /// The driver's version.
     pub driver: Option<String>,
-    /// What the user should hear.
+    /// What the user is to be told.
     pub notes: Vec<String>,
 }
 
@@ -45,7 +45,7 @@ impl Watched {
             Watched::All(check) => {
                 let nvml = open(library, check)?;
                 let (mut devices, notes) = seen_by_the_job(&nvml, &Surroundings::of_the_host())?;
-                // Nobody counts these: they are the host's, not a job's.
+                // No job counts these: they are the host's.
                 devices.iter_mut().for_each(|device| device.cuda = None);
                 (nvml, devices, notes)
             }

@@ -1,11 +1,13 @@
 //! The summary of a run from its totals.
 
+use crate::model::cause::Cause;
 use crate::model::device::DeviceIdentity;
 use crate::model::loss::{Loss, Losses};
 use crate::model::metric::{MetricId, Scope};
 use crate::model::run::{JobExit, RunEnd, RunInfo, SCHEMA_VERSION};
 use crate::model::signal;
 
+use super::cause::words_of_cause;
 use super::facts::facts;
 use super::json::{
     DroppedSummary, ExitSummary, Figures, GpuSummary, HostSummary, JobSummary, LeftoverSummary,
@@ -49,6 +51,7 @@ impl Summary {
                 code: if let JobExit::Code(code) = exit { Some(code) } else { None },
                 signal: if let JobExit::Signal { signal, .. } = exit { Some(signal) } else { None },
                 words: exit_words(exit),
+                cause: None,
             }),
             driver: run.driver.clone(),
             gpus: run.devices.iter().map(|d| gpu(totals, d)).collect(),
@@ -95,6 +98,13 @@ impl Summary {
         self.facts = facts(self, self.duration_s, true);
     }
 
+    /// Adds why the job ended, as far as that is known.
+    pub fn add_cause(&mut self, cause: &Cause) {
+        if let Some(exit) = &mut self.exit {
+            exit.cause = words_of_cause(exit.signal, cause);
+        }
+    }
+
     /// Adds what the job said and gpurun did not record.
     pub fn add_losses(&mut self, losses: &Losses) {
         let dropped = |(loss, count): (Loss, u64)| DroppedSummary {
@@ -112,8 +122,8 @@ fn figures_of(total: Option<&SeriesTotal>) -> Figures {
 
 /// Every series that has nulls. Those of processes are too many, and those of the job's own scalars are its own affair.
 fn nulls(totals: &Totals) -> Vec<NullSummary> {
-    let told = [Scope::Host, Scope::Gpu, Scope::Job, Scope::Gpurun];
-    let with_nulls = totals.series().filter(|t| t.missing > 0 && told.contains(&t.series.scope()));
+    let scopes = [Scope::Host, Scope::Gpu, Scope::Job, Scope::Gpurun];
+    let with_nulls = totals.series().filter(|t| t.missing > 0 && scopes.contains(&t.series.scope()));
     with_nulls
         .map(|total| {
             let absent = total.series.metric.get().absent;

@@ -29,15 +29,15 @@ pub fn facts(summary: &Summary, seconds: f64, held: bool) -> Vec<String> {
             continue;
         }
         let unused = gpu.gpu_utilization.max == Some(0.0) && untouched;
-        let told = seconds >= TOO_SHORT_S;
-        if unused && told {
+        let is_long_enough = seconds >= TOO_SHORT_S;
+        if unused && is_long_enough {
             facts.push(match held {
                 true => {
                     format!("{name} was held and never used: does the job set CUDA_VISIBLE_DEVICES itself?")
                 }
                 false => format!("{name} was never used: utilisation was 0 % in every sample"),
             });
-        } else if told && share(gpu.idle_s) > 50.0 {
+        } else if is_long_enough && share(gpu.idle_s) > 50.0 {
             facts.push(format!(
                 "{name} was idle (utilisation at most 5 %) for {:.0} % of the run",
                 share(gpu.idle_s)
@@ -60,7 +60,7 @@ pub fn facts(summary: &Summary, seconds: f64, held: bool) -> Vec<String> {
                 ));
             }
         }
-        if told && !unused && share(gpu.starved_s) > 20.0 {
+        if is_long_enough && !unused && share(gpu.starved_s) > 20.0 {
             facts.push(format!(
                 "{name} may have waited for the CPUs: below 50 % while they were over 90 % busy, for {:.0} % of the run",
                 share(gpu.starved_s)

@@ -95,6 +95,8 @@ pub struct ExitSummary {
     pub signal: Option<i32>,
     /// In words.
     pub words: String,
+    /// Why, where that is known: a signal from outside with its sender, or the lack of memory.
+    pub cause: Option<String>,
 }
 
 /// Mean and extremes of one metric over the run; null where unknown.

@@ -127,7 +127,7 @@ fn full() -> Summary {
 }
 
 /// A summary in which nothing is known.
-fn bare() -> Summary {
+fn minimal() -> Summary {
     let mut run = run(Vec::new());
     (run.rank, run.driver) = (None, None);
     let mut device = (*device()).clone();
@@ -269,7 +269,7 @@ fn a_gpu_that_was_held_and_not_used_has_a_likely_reason() {
 fn a_gpu_whose_values_are_unknown_is_not_called_idle() {
     let unknown = row(MetricId::GpuGpuUtilization, Some(&device()), None, 0.0);
     assert!(summary(&[window(10.0, vec![unknown])]).facts.is_empty());
-    assert!(bare().facts.is_empty());
+    assert!(minimal().facts.is_empty());
 }
 
 #[test]
@@ -382,14 +382,14 @@ fn what_was_not_recorded_is_counted_with_its_reason() {
     assert!(
         lines.contains(&"not recorded: 476 scalars of the job: more than 16384 different names".to_owned())
     );
-    assert!(!text::warnings(&bare()).iter().any(|line| line.contains("not recorded")));
+    assert!(!text::warnings(&minimal()).iter().any(|line| line.contains("not recorded")));
 }
 
 #[test]
 fn summaries_and_their_schema_agree() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/schemas/summary.v1.json");
     let schema: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    for summary in [full(), bare()] {
+    for summary in [full(), minimal()] {
         let mut wrong = Vec::new();
         check(&schema, &schema, &serde_json::to_value(&summary).unwrap(), "summary", &mut wrong);
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));

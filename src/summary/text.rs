@@ -95,7 +95,10 @@ fn job_line(summary: &Summary) -> String {
     let job = &summary.job;
     let lasted = duration(summary.duration_s);
     let mut line = match &summary.exit {
-        Some(exit) => format!("{} after {lasted}", exit.words),
+        Some(exit) => {
+            let cause = exit.cause.as_ref().map(|cause| format!(" ({cause})")).unwrap_or_default();
+            format!("{}{cause} after {lasted}", exit.words)
+        }
         None => format!("recorded for {lasted}"),
     };
     match job.cpu_s {

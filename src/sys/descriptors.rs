@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// Makes standard input and output `/dev/null`, keeps standard error and `kept`, and closes every other descriptor.
-/// For a new process that nobody has opened anything in yet: whatever is closed must have no owner. Returns `kept` under
+/// For a new process in which nothing is open yet: a descriptor that is closed must have no owner. Returns `kept` under
 /// its new number.
 ///
 /// # Errors
@@ -24,7 +24,7 @@ pub fn keep_only(kept: OwnedFd) -> io::Result<OwnedFd> {
         if moved == -1 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just made, and owned by nobody else. The old numbers are closed below.
+        // SAFETY: just made, and owned here alone. The old numbers are closed below.
         let moved = unsafe { OwnedFd::from_raw_fd(moved) };
         std::mem::forget(kept);
         moved
@@ -43,7 +43,7 @@ pub fn silence_stdout() -> io::Result<()> {
 }
 
 fn duplicate(file: &File, number: RawFd) -> io::Result<()> {
-    // SAFETY: replaces a standard descriptor, which nobody owns.
+    // SAFETY: replaces a standard descriptor, which has no owner.
     if unsafe { libc::dup2(file.as_raw_fd(), number) } == -1 {
         return Err(io::Error::last_os_error());
     }

@@ -25,6 +25,16 @@ pub fn printable_path(path: &Path) -> String {
     printable(&path.to_string_lossy()).into_owned()
 }
 
+/// Words as a shell would take them.
+pub fn shell_words(words: &[String]) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
+    let quote = |word: &String| match !word.is_empty() && word.chars().all(plain) {
+        true => word.clone(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    };
+    words.iter().map(quote).collect::<Vec<_>>().join(" ")
+}
+
 /// Control characters, line ends of Unicode, and the marks that reorder text that runs both ways.
 pub fn is_unsafe(c: char) -> bool {
     c.is_control()

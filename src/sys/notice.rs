@@ -37,7 +37,7 @@ struct Inner {
 }
 
 impl Notices {
-    /// Messages for a user who wants to hear this much.
+    /// Messages at this verbosity.
     pub fn new(verbosity: Verbosity) -> Self {
         let stderr = NonBlockingStderr::new();
         let colored = terminal::wants_color(stderr.columns().is_some());

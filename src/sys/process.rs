@@ -91,6 +91,12 @@ pub fn command_of(pid: i32) -> Option<String> {
         return Some(words.join(" "));
     }
     // A kernel thread, a zombie, or a process that wiped its arguments.
+    let name = program_of(pid)?;
+    (!Stat::read(pid)?.has_ended()).then(|| format!("[{name}]"))
+}
+
+/// The name of a process, at most 15 bytes; `None` once it has been reaped.
+pub fn program_of(pid: i32) -> Option<String> {
     let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
-    (!Stat::read(pid)?.has_ended()).then(|| format!("[{}]", String::from_utf8_lossy(&name).trim_end()))
+    Some(String::from_utf8_lossy(&name).trim_end().to_owned())
 }

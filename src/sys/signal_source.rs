@@ -1,6 +1,6 @@
 //! Reading signals from a descriptor, with their senders, whichever thread of this process gets them.
 //!
-//! gpurun's own threads have every signal blocked, so that each waits to be read. A thread of somebody else's (of a
+//! gpurun's own threads have every signal blocked, so that each waits to be read. A foreign thread (of a
 //! preloaded library, of the driver) may have them unblocked, and then the kernel gives a signal to that thread. A handler
 //! runs there that passes it on through a pipe. While this process waits, its main thread lets signals through to the same
 //! handler: the kernel gives them to the main thread first, and the other one cannot hold them up.
@@ -58,7 +58,7 @@ impl SignalSource {
 
     fn open() -> io::Result<SignalSource> {
         let set = SignalSet::ALL.to_libc();
-        // SAFETY: a new signalfd for a live set; owned when it is one, and by nobody else.
+        // SAFETY: a new signalfd for a live set; owned here alone when it is one.
         let blocked = unsafe {
             let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
             if fd == -1 {
@@ -147,14 +147,14 @@ extern "C" fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
             return;
         }
         let errno = *libc::__errno_location();
-        let mut told: libc::signalfd_siginfo = std::mem::zeroed();
-        told.ssi_signo = signal.cast_unsigned();
-        told.ssi_code = (*info).si_code;
-        told.ssi_pid = (*info).si_pid().cast_unsigned();
-        told.ssi_uid = (*info).si_uid();
-        told.ssi_ptr = (*info).si_value().sival_ptr.addr() as u64;
+        let mut record: libc::signalfd_siginfo = std::mem::zeroed();
+        record.ssi_signo = signal.cast_unsigned();
+        record.ssi_code = (*info).si_code;
+        record.ssi_pid = (*info).si_pid().cast_unsigned();
+        record.ssi_uid = (*info).si_uid();
+        record.ssi_ptr = (*info).si_value().sival_ptr.addr() as u64;
         CAUGHT.fetch_add(1, Ordering::Release);
-        libc::write(PIPE.load(Ordering::Acquire), (&raw const told).cast(), size_of_val(&told));
+        libc::write(PIPE.load(Ordering::Acquire), (&raw const record).cast(), size_of_val(&record));
         *libc::__errno_location() = errno;
         if libc::syscall(libc::SYS_gettid) == libc::c_long::from(OWNER.load(Ordering::Relaxed)) {
             // The main thread has them blocked again when it goes on: a burst waits in the kernel, not in the pipe.

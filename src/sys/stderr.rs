@@ -57,8 +57,8 @@ impl NonBlockingStderr {
         }
         let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: the kernel fills the live structure or leaves it alone.
-        let told = unsafe { libc::ioctl(self.fd(), libc::TIOCGWINSZ, &raw mut size) } == 0;
-        Some(if told && size.ws_col > 0 { usize::from(size.ws_col) } else { 80 })
+        let known = unsafe { libc::ioctl(self.fd(), libc::TIOCGWINSZ, &raw mut size) } == 0;
+        Some(if known && size.ws_col > 0 { usize::from(size.ws_col) } else { 80 })
     }
 
     /// Writes a piece if that needs no waiting.

@@ -1,5 +1,9 @@
 //! The fold itself: takes samples and marks in, in any order within the slack, and gives batches out. It keeps time
-//! and the spans; what marks mean is in [`super::marks`]. Never reads a clock: every instant is an argument.
+//! and the spans; what marks mean is in [`marks`]. Never reads a clock: every instant is an argument.
+
+mod marks;
+mod scalars;
+mod steps;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -16,18 +20,23 @@ use crate::model::window::{Row, RowKind, WindowBatch};
 
 use super::accumulator::{Acc, Series};
 use super::durations::StepSeries;
-use super::marks::Stack;
+
 use super::open_tags::{MarkError, OpenTags};
 use super::piece::{Piece, Table};
 use super::points::Labels;
 use super::queue::{Event, Queue, What};
 use super::span::{Epoch, Span, TagOf};
 
+use marks::Stack;
+
 /// Suspensions that are remembered for the times of steps that began before them.
 const SUSPENSIONS: usize = 64;
 
 /// Batches that wait for their last totals; beyond this many, the oldest go without.
 const MAX_WAITING: usize = 512;
+
+/// More windows than this without a sample or a mark get one row set: the process, or the machine, was frozen.
+const FROZEN_WINDOWS: u64 = 60;
 
 /// Buffers of statistics that are kept for the next spans.
 const SPARE: usize = 16;
@@ -63,33 +72,33 @@ pub struct Collected {
 /// Samples and marks in, batches of rows out. The rules are those of [`windowing`](crate::windowing).
 #[derive(Debug)]
 pub struct Fold {
-    pub(super) settings: FoldSettings,
+    settings: FoldSettings,
     start: Mono,
     window_ns: u64,
     queue: Queue,
     open_tags: OpenTags,
     /// Everything before this instant was applied.
-    pub(super) horizon: Mono,
+    horizon: Mono,
     /// Suspended nanoseconds so far, the present suspension not counted.
     offset: u64,
     suspended: Option<Mono>,
     suspensions: VecDeque<(Mono, Mono)>,
-    pub(super) table: Table,
+    table: Table,
     freed: Vec<SeriesId>,
-    pub(super) labels: Labels,
+    labels: Labels,
     /// Spans that are not given out yet: the periodic window, which is always the first, open tags, and rows of steps.
-    pub(super) spans: Vec<Span>,
+    spans: Vec<Span>,
     /// Spans that are over and go out once they are settled.
-    pub(super) ended: VecDeque<Span>,
-    pub(super) stacks: HashMap<u32, Stack>,
+    ended: VecDeque<Span>,
+    stacks: HashMap<u32, Stack>,
     /// The epoch that any client said last.
-    pub(super) epoch: Option<i64>,
+    epoch: Option<i64>,
     /// How often each tag was opened.
-    pub(super) occurrences: HashMap<(Arc<str>, Option<i32>), u32>,
+    occurrences: HashMap<(Arc<str>, Option<i32>), u32>,
     ordinals: HashMap<(RowKind, Arc<str>, Option<i32>), u64>,
     next_span: u64,
     spare: Vec<Vec<Acc>>,
-    pub(super) step_series: StepSeries,
+    step_series: StepSeries,
 }
 
 impl Fold {
@@ -288,13 +297,19 @@ impl Fold {
         self.horizon = until;
     }
 
-    /// Ends the periodic windows that are over at `at`.
+    /// Ends the periodic windows that are over at `at`; nothing has happened since the last event. After the one that
+    /// is open, many at once are a time in which this process did not run: they are one.
     fn close_windows(&mut self, at: Mono) {
+        let mut join = false;
         loop {
-            let to = self.spans[0].from().saturating_add(self.window_ns);
-            if to > self.active(at) {
+            let from = self.spans[0].from();
+            let over = self.active(at).saturating_sub(from) / self.window_ns;
+            if over == 0 {
                 return;
             }
+            let windows = if join && over > FROZEN_WINDOWS { over } else { 1 };
+            join = true;
+            let to = from.saturating_add(windows.saturating_mul(self.window_ns));
             self.close_window(Mono(to.saturating_add(self.offset)), to);
         }
     }

@@ -57,7 +57,7 @@ struct Cut {
     /// The piece that it lies in.
     place: usize,
     /// That piece as it was at the cut, once the piece itself has gone on.
-    aside: Option<Piece>,
+    unchanged: Option<Piece>,
 }
 
 /// One span: it runs, it is paused, or it is over.
@@ -202,7 +202,7 @@ impl Span {
     }
 
     fn all_pieces(&mut self) -> impl Iterator<Item = &mut Piece> {
-        self.pieces.iter_mut().chain(self.cut.as_mut().and_then(|cut| cut.aside.as_mut()))
+        self.pieces.iter_mut().chain(self.cut.as_mut().and_then(|cut| cut.unchanged.as_mut()))
     }
 
     /// A maximum that was reached.
@@ -228,7 +228,7 @@ impl Span {
 
     /// The last step so far ends here.
     pub(super) fn cut(&mut self, end: Mono, to: u64) {
-        self.cut = Some(Cut { end, to, place: self.pieces.len() - 1, aside: None });
+        self.cut = Some(Cut { end, to, place: self.pieces.len() - 1, unchanged: None });
     }
 
     /// The last step of a span that is over ended here.
@@ -238,15 +238,15 @@ impl Span {
         }
     }
 
-    /// Puts the piece of the last step's end aside as it is, before it changes.
+    /// Keeps a copy of the piece of the last step's end before it changes.
     pub(super) fn keep_cut(&mut self, table: &Table) {
         if let Some(cut) = &mut self.cut
-            && cut.aside.is_none()
+            && cut.unchanged.is_none()
             && self.pieces[cut.place].is_open()
         {
             let mut piece = self.pieces[cut.place].clone();
             piece.finish(table, cut.end, cut.to);
-            cut.aside = Some(piece);
+            cut.unchanged = Some(piece);
         }
     }
 
@@ -283,7 +283,7 @@ impl Span {
     /// Ends the span where its last step ended; `false`: it has none.
     pub(super) fn end_at_cut(&mut self, table: &Table) -> bool {
         let Some(cut) = self.cut.take() else { return false };
-        match cut.aside {
+        match cut.unchanged {
             Some(piece) => {
                 self.pieces.truncate(cut.place);
                 self.pieces.push(piece);

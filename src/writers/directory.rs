@@ -13,7 +13,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 
 use super::target::numbered;
-use crate::sys::unnamed;
+use crate::sys::{random, unnamed};
 
 /// Permissions of new files, before the umask.
 const NEW_FILE: Mode = Mode::from_raw_mode(0o666);
@@ -259,9 +259,7 @@ impl TempFile {
 /// ignore it.
 fn under_random_name<T>(mut make: impl FnMut(&OsStr) -> io::Result<T>) -> io::Result<(OsString, T)> {
     loop {
-        let mut random = [0u8; 8];
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-        let name = OsString::from(format!(".gpurun-{:016x}.tmp", u64::from_ne_bytes(random)));
+        let name = OsString::from(format!(".gpurun-{}.tmp", random::token()?));
         match make(&name) {
             Ok(made) => return Ok((name, made)),
             Err(error) if taken(&error) => {}

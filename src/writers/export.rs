@@ -18,6 +18,9 @@ use super::wide::{Columns, column_of, device_labels};
 use super::{Layout, WriterError};
 use output::{Output, Plan};
 
+/// What errors call the output `-`.
+pub const STANDARD_OUTPUT: &str = "standard output";
+
 /// The formats of `gpurun export`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExportFormat {

@@ -36,7 +36,7 @@ pub(super) struct Event {
     /// The values.
     #[prost(message, optional, tag = "5")]
     pub(super) summary: Option<Summary>,
-    /// Who wrote the file; in the first event only.
+    /// The program that wrote the file; in the first event only.
     #[prost(message, optional, tag = "10")]
     pub(super) source_metadata: Option<SourceMetadata>,
 }

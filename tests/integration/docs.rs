@@ -38,6 +38,8 @@ const FOREIGN: &[&str] = &[
     "--signal",
     "--gpus",
     "--init",
+    // systemd-tmpfiles
+    "--create",
     // scancel, timeout
     "--batch",
     "--foreground",

@@ -13,6 +13,9 @@ use fake_nvml::{Gpu, Mig, Scenario};
 use super::selection::{Host, gpus};
 use super::support;
 
+mod check;
+mod hostile;
+
 /// Long enough for anything that will happen at all.
 const DEADLINE: Duration = Duration::from_secs(60);
 

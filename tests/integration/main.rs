@@ -4,6 +4,7 @@
 
 mod architecture;
 mod believable;
+mod cause;
 mod cli;
 mod collector;
 mod docs;
@@ -24,6 +25,7 @@ mod report;
 mod selection;
 mod slurm;
 mod smoke;
+mod stdout;
 mod support;
 mod transparency;
 mod truth;

@@ -41,7 +41,7 @@ fn garbage_and_lines_without_end_cost_only_themselves() {
 }
 
 #[test]
-fn a_flood_loses_marks_but_no_end_and_nobody_elses() {
+fn a_flood_loses_marks_but_no_end_and_none_of_others() {
     let limits = Limits { marks_per_second: 100, tags_per_second: 10, tag_burst: 20, ..Limits::default() };
     let server = TestServer::with(limits, 100_000);
     let mut flooder = server.connect();
@@ -75,9 +75,9 @@ fn a_flood_loses_marks_but_no_end_and_nobody_elses() {
     assert!(losses.get(Loss::MarkRate) > 0 && steps + losses.get(Loss::MarkRate) <= 5000);
 }
 
-/// While nobody takes events, clients are not read: their marks wait in the socket, and none is lost.
+/// While no events are taken, clients are not read: their marks wait in the socket, and none is lost.
 #[test]
-fn events_that_nobody_takes_cost_no_mark_and_little_memory() {
+fn events_that_are_not_taken_cost_no_mark_and_little_memory() {
     const STEPS: usize = 20_000;
     let limits = Limits { waiting_events: 50, ..Limits::default() };
     let server = TestServer::with(limits, 4);
@@ -197,9 +197,9 @@ fn a_reader_that_never_reads_stops_nothing() {
     assert_eq!(serde_json::from_str::<Value>(first).unwrap()["id"], json!(0));
 }
 
-/// Only root can become somebody else; for others the kernel's own check of the 0600 socket has to do.
+/// Only root can become another user; for others the kernel's own check of the 0600 socket has to do.
 #[test]
-fn another_user_is_refused_even_with_the_doors_open() {
+fn another_user_is_refused_even_where_permissions_are_open() {
     if !Path::new("/proc/self").metadata().is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
         return;
     }
@@ -210,9 +210,9 @@ fn another_user_is_refused_even_with_the_doors_open() {
     }
     let talk = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); \
         s.sendall(b'{\"op\":\"hello\",\"id\":1}\\n'); print(len(s.recv(1000)))";
-    let mut stranger = Command::new("python3");
-    stranger.args(["-c", talk]).arg(server.path()).uid(65534).gid(65534).current_dir("/");
-    let output = stranger.output().unwrap();
+    let mut other_user = Command::new("python3");
+    other_user.args(["-c", talk]).arg(server.path()).uid(65534).gid(65534).current_dir("/");
+    let output = other_user.output().unwrap();
     // Closed before or after it could write: it never gets an answer.
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();

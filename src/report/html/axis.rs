@@ -1,6 +1,6 @@
 //! Where ticks stand and what they say. Pure arithmetic.
 
-use crate::report::words;
+use crate::report::formatting;
 
 /// Steps of a time axis from a second on, in seconds.
 const STEPS: [f64; 24] = [
@@ -89,9 +89,9 @@ impl Time {
         }
         if self.step < 1.0 {
             return if self.span < 0.1 {
-                format!("{} ms", words::number(t * 1e3))
+                format!("{} ms", formatting::number(t * 1e3))
             } else {
-                format!("{} s", words::number(t))
+                format!("{} s", formatting::number(t))
             };
         }
         let t = t.round() as u64;
@@ -119,7 +119,7 @@ impl Time {
             s if s < 86_400.0 => "%-d %b %H:%M",
             _ => "%-d %b",
         };
-        words::strftime(at_us, format)
+        formatting::strftime(at_us, format)
     }
 }
 

@@ -95,8 +95,8 @@ pub(super) struct Lane<'a> {
     pub(super) marks: Option<&'a Marks>,
 }
 
-/// Title and description for those who do not see the chart.
-pub(super) struct Words<'a> {
+/// Title and description for screen readers.
+pub(super) struct AltText<'a> {
     pub(super) id: usize,
     pub(super) title: &'a str,
     pub(super) description: &'a str,
@@ -116,13 +116,13 @@ fn strip_height(strips: usize) -> i32 {
 pub(super) fn strips(
     out: &mut dyn Write,
     frame: &Frame,
-    words: &Words<'_>,
+    alt: &AltText<'_>,
     strips: &[Strip<'_>],
 ) -> fmt::Result {
     let height = strip_height(strips.len());
     let count = i32::try_from(strips.len()).unwrap_or(i32::MAX / 256);
     let foot = 8 + count * height + (count - 1).max(0) * GAP;
-    open(out, frame, words, foot + AXIS)?;
+    open(out, frame, alt, foot + AXIS)?;
     let time = frame.time();
     let mut top = 8;
     for strip in strips {
@@ -139,12 +139,12 @@ pub(super) fn strips(
 pub(super) fn lanes(
     out: &mut dyn Write,
     frame: &Frame,
-    words: &Words<'_>,
+    alt: &AltText<'_>,
     lanes: &[Lane<'_>],
 ) -> fmt::Result {
     let count = i32::try_from(lanes.len()).unwrap_or(i32::MAX / 256);
     let foot = 4 + count * LANE;
-    open(out, frame, words, foot + AXIS)?;
+    open(out, frame, alt, foot + AXIS)?;
     let time = frame.time();
     vertical_grid(out, frame, &time, 4, foot)?;
     for (row, lane) in lanes.iter().enumerate() {
@@ -155,7 +155,7 @@ pub(super) fn lanes(
             "<g class=\"lane\"><title>{}</title><text class=\"name\" x=\"0\" y=\"{}\">{}</text>",
             escape(&lane.full),
             top + 13,
-            escape(&crate::report::words::short_start(&lane.name, most)),
+            escape(&crate::report::formatting::short_start(&lane.name, most)),
         )?;
         if let Some(bars) = lane.bars {
             for bar in bars.bars(frame.pixel() * 2) {
@@ -171,8 +171,8 @@ pub(super) fn lanes(
     out.write_str("</svg>")
 }
 
-fn open(out: &mut dyn Write, frame: &Frame, words: &Words<'_>, height: i32) -> fmt::Result {
-    let Words { id, title, description } = words;
+fn open(out: &mut dyn Write, frame: &Frame, alt: &AltText<'_>, height: i32) -> fmt::Result {
+    let AltText { id, title, description } = alt;
     write!(
         out,
         "<svg viewBox=\"0 0 {} {height}\" role=\"img\" aria-labelledby=\"t{id} d{id}\"><title id=\"t{id}\">{}</title><desc id=\"d{id}\">{}</desc>",
@@ -258,7 +258,7 @@ fn value_axis(
         write!(grid, "M{} {}h{}", frame.left, Tenths(at), frame.plot())?;
         if above.is_none_or(|above| at - above >= 110) {
             above = Some(at);
-            let label = escape(&crate::report::words::number(*value)).into_owned();
+            let label = escape(&crate::report::formatting::number(*value)).into_owned();
             write!(
                 out,
                 "<text class=\"tick end\" x=\"{}\" y=\"{}\">{label}</text>",
@@ -275,7 +275,7 @@ fn names(out: &mut dyn Write, frame: &Frame, strip: &Strip<'_>, top: i32, height
     let middle = top + height / 2;
     let two = !strip.detail.is_empty() && height >= 40;
     let most = usize::try_from((frame.left - 34) / 6).unwrap_or(6).max(5);
-    let short = |text: &str| escape(&crate::report::words::short(text, most)).into_owned();
+    let short = |text: &str| escape(&crate::report::formatting::short(text, most)).into_owned();
     let at = if two { middle - 2 } else { middle + 4 };
     write!(out, "<text class=\"name\" x=\"0\" y=\"{at}\">{}</text>", short(&strip.name))?;
     if two {
@@ -494,8 +494,8 @@ mod tests {
         bars.add(50_000_000, 10.0);
         let name = "</text><script>alert(1)</script>".to_owned();
         let lane = Lane { name: name.clone(), full: name.clone(), bars: Some(&bars), marks: None };
-        let words = Words { id: 1, title: &name, description: &name };
-        lanes(&mut out, &frame(), &words, &[lane]).unwrap();
+        let alt = AltText { id: 1, title: &name, description: &name };
+        lanes(&mut out, &frame(), &alt, &[lane]).unwrap();
         assert!(!out.contains("<script"), "{out}");
         assert_eq!(out.matches("<rect").count(), 1);
     }

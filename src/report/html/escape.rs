@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::report::words::clean;
+use crate::report::formatting::clean;
 
 /// Text for an HTML page: cleaned, and without a character that means anything to a browser.
 pub(super) fn escape(text: &str) -> Cow<'_, str> {

@@ -2,9 +2,9 @@
 
 use crate::report::build::Report;
 use crate::report::curve::{Curve, Figures, Point, Series};
+use crate::report::formatting::{self, clean, known};
 use crate::report::part::{Device, Part};
 use crate::report::steps::Steps;
-use crate::report::words::{self, clean, known};
 
 use super::axis;
 use super::chart::{Lane, Line, Strip};
@@ -169,11 +169,11 @@ fn dashed(series: &Series, scale: f64) -> Line<'_> {
 
 /// `87 %` and `max 100`.
 fn figures(figures: &Figures, scale: f64, unit: &str) -> [String; 2] {
-    let words = |v: f64| words::brief(rounded(v * scale));
+    let text = |v: f64| formatting::brief(rounded(v * scale));
     let unit = if unit.is_empty() { String::new() } else { format!(" {unit}") };
     [
-        known(figures.mean(), |v| format!("{}{unit}", words(v))),
-        known(figures.max, |v| format!("max {}", words(v))),
+        known(figures.mean(), |v| format!("{}{unit}", text(v))),
+        known(figures.max, |v| format!("max {}", text(v))),
     ]
 }
 
@@ -222,8 +222,10 @@ fn gpu_strip<'a>(place: usize, device: &'a Device, panel: Panel, tops: &Tops) ->
             strip.top = device.memory_total.map_or(tops.memory_gib, |total| total * gib).max(1e-3);
             strip.lines = vec![line(&device.memory_used, gib), dashed(&device.job_memory, gib)];
             let used = &device.memory_used.figures;
-            strip.figures =
-                [known(used.mean(), words::mib), known(used.max, |m| format!("max {}", words::mib(m)))];
+            strip.figures = [
+                known(used.mean(), formatting::mib),
+                known(used.max, |m| format!("max {}", formatting::mib(m))),
+            ];
         }
         Panel::Power => {
             strip.top = tops.power;
@@ -317,7 +319,7 @@ fn step_strips<'a>(part: &'a Part, tops: &Tops) -> Vec<Strip<'a>> {
             Strip {
                 name: rank_and_tag(
                     steps.rank.filter(|_| steps.rank != part.key.rank),
-                    &words::tag(&steps.path, &part.root_tag),
+                    &formatting::tag(&steps.path, &part.root_tag),
                 ),
                 detail: String::new(),
                 tone: "job".to_owned(),
@@ -328,8 +330,8 @@ fn step_strips<'a>(part: &'a Part, tops: &Tops) -> Vec<Strip<'a>> {
                 held: Vec::new(),
                 whole: false,
                 figures: [
-                    known(shown.figures.mean(), words::millis),
-                    known(shown.figures.max, |v| format!("max {}", words::number(rounded(v)))),
+                    known(shown.figures.mean(), formatting::millis),
+                    known(shown.figures.max, |v| format!("max {}", formatting::number(rounded(v)))),
                 ],
             }
         })
@@ -364,8 +366,8 @@ fn scalar_strips(part: &Part) -> Vec<Strip<'_>> {
                 held: Vec::new(),
                 whole: false,
                 figures: [
-                    known(figures.last, |v| format!("last {}", words::brief(v))),
-                    known(figures.min, |v| format!("min {}", words::brief(v))),
+                    known(figures.last, |v| format!("last {}", formatting::brief(v))),
+                    known(figures.min, |v| format!("min {}", formatting::brief(v))),
                 ],
             }
         })
@@ -390,14 +392,17 @@ pub(super) fn tag_lanes(part: &Part) -> Vec<Lane<'_>> {
         .into_iter()
         .map(|place| {
             let tag = &part.tags[place];
-            let path = words::tag(&tag.path, &part.root_tag);
-            let times =
-                if tag.count == 1 { "once".to_owned() } else { format!("{} times", words::count(tag.count)) };
+            let path = formatting::tag(&tag.path, &part.root_tag);
+            let times = if tag.count == 1 {
+                "once".to_owned()
+            } else {
+                format!("{} times", formatting::count(tag.count))
+            };
             Lane {
                 full: format!(
                     "{}: {times}, {}",
                     rank_and_tag(other(tag.rank), &path),
-                    words::duration(tag.seconds.integral)
+                    formatting::duration(tag.seconds.integral)
                 ),
                 name: rank_and_tag(other(tag.rank), &path),
                 bars: Some(&tag.bars),
@@ -406,7 +411,7 @@ pub(super) fn tag_lanes(part: &Part) -> Vec<Lane<'_>> {
         })
         .collect();
     for steps in part.steps.iter().take(STRIPS) {
-        let path = words::tag(&steps.path, &part.root_tag);
+        let path = formatting::tag(&steps.path, &part.root_tag);
         let name = if part.steps.len() == 1 {
             "steps".to_owned()
         } else {

@@ -96,7 +96,7 @@ fn the_job_is_followed_after_its_minder_was_killed() {
         fake.children(10, 10, &[]);
         assert_eq!(cpu(&mut watch), 166.0);
         assert_eq!(watch.live(), [10, 30]);
-        // Nobody tells what these used: the last that was seen stays.
+        // What these used is not reported: the last that was seen stays.
         fake.remove(10);
         fake.remove(30);
         for _ in 0..5 {

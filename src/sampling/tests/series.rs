@@ -144,7 +144,7 @@ fn record_all_follows_what_nvml_lists() {
     let mut watch = Watch::new(fake.settings(TreeRoot::GpuProcesses));
     watch.attach(&[device(0)]);
     let missing = |all: &HashMap<String, Reading>| all["job/processes (count)"] == Reading::Missing;
-    assert!(missing(&watch.sample(None)), "nobody has been asked yet");
+    assert!(missing(&watch.sample(None)), "nothing has been read yet");
     assert!(missing(&watch.sample(Some(&frame(vec![Some(Err(Reason::NoPermission))])))), "and no answer");
     assert_eq!(value(&watch.sample(Some(&frame(vec![Some(Ok(vec![]))]))), "job/processes (count)"), 0.0);
     let list = frame(vec![Some(Ok(vec![used(10, 100, 30.0), used(999, 1, 1.0)]))]);

@@ -70,7 +70,7 @@ fn a_reused_pid_is_another_process() {
     fake.children(10, 10, &[20]);
     let mut watch = Watch::job(&fake);
     assert_eq!(value(&watch.sample(None), "job/cpu_percent (%)"), 600.0);
-    // 20 was waited for, and its number is now a stranger's.
+    // 20 was waited for, and its number is now that of an unrelated process.
     fake.put(&Fake { own: 100, waited: 510, ..Fake::new(10, GPURUN) });
     fake.put(&Fake { own: 9999, start: 2_000_000, ..Fake::new(20, 1) });
     fake.children(10, 10, &[]);
@@ -138,7 +138,7 @@ fn a_followed_process_starts_at_zero_and_keeps_what_ended() {
     fake.remove(20);
     fake.children(10, 10, &[]);
     assert_eq!(value(&watch.sample(None), "job/cpu_percent (%)"), 60.0);
-    // The root ends, and somebody else reaps it: what it used stays.
+    // The root ends, and another process reaps it: what it used stays.
     fake.remove(10);
     assert_eq!(value(&watch.sample(None), "job/cpu_percent (%)"), 60.0);
     assert!(watch.live().is_empty());

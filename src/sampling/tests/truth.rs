@@ -113,7 +113,7 @@ fn watcher() {
         let Some((_, said)) = line.split_once('@') else { continue };
         let (label, value) = said.split_once(' ').unwrap();
         if label == "orphan" {
-            // It ends now, and nobody but us reaps it.
+            // It ends now, and only this process reaps it.
             reap_one(&mut sampler, main_pid);
         }
         see(&mut sampler, label, value);
@@ -174,7 +174,7 @@ fn job() {
         }
         "spike" => {
             say("before", 0.0);
-            // SAFETY: `touch` maps anonymous memory that nobody else knows, and it is unmapped once.
+            // SAFETY: `touch` maps anonymous memory that nothing else uses, and it is unmapped once.
             unsafe {
                 let memory = touch(400 * MIB);
                 libc::munmap(memory, 400 * MIB);
@@ -182,52 +182,8 @@ fn job() {
             say("after", 0.0);
             say("later", 0.0);
         }
-        "shared" => {
-            // SAFETY: anonymous memory of our own, for the life of the process.
-            unsafe { touch(200 * MIB) };
-            let mut children = Vec::new();
-            for _ in 0..4 {
-                // SAFETY: the child calls only pause, which is async-signal-safe.
-                match unsafe { libc::fork() } {
-                    0 => loop {
-                        // SAFETY: waits for a signal; touches nothing.
-                        unsafe { libc::pause() };
-                    },
-                    pid => children.push(pid),
-                }
-            }
-            // A round of PSS may take more than one sample: it has a budget.
-            for _ in 0..8 {
-                say("shared", 0.0);
-            }
-            for pid in children {
-                // SAFETY: ends and reaps children that we have just made.
-                unsafe {
-                    libc::kill(pid, libc::SIGKILL);
-                    libc::waitpid(pid, std::ptr::null_mut(), 0);
-                }
-            }
-        }
-        "daemon" => {
-            // SAFETY: the children call only async-signal-safe functions before they end.
-            let middle = unsafe { libc::fork() };
-            if middle == 0 {
-                // SAFETY: as above.
-                unsafe {
-                    libc::setsid();
-                    if libc::fork() == 0 {
-                        touch(150 * MIB);
-                        while libc::getppid() == middle_of_daemon() {}
-                        raw_say(b"\n@daemon 0\n");
-                    }
-                    libc::_exit(0);
-                }
-            }
-            let mut status = 0;
-            // SAFETY: reaps the child made above.
-            unsafe { libc::waitpid(middle, &mut status, 0) };
-            wait_for_eof();
-        }
+        "shared" => shared_memory(),
+        "daemon" => daemon(),
         "workers" => {
             for _ in 0..150 {
                 again("sampling::tests::truth::job", "flicker:0.01").stdout(Stdio::null()).status().unwrap();
@@ -263,6 +219,56 @@ fn job() {
     }
 }
 
+/// Four children that share 200 MiB with this process.
+fn shared_memory() {
+    // SAFETY: anonymous memory of our own, for the life of the process.
+    unsafe { touch(200 * MIB) };
+    let mut children = Vec::new();
+    for _ in 0..4 {
+        // SAFETY: the child calls only pause, which is async-signal-safe.
+        match unsafe { libc::fork() } {
+            0 => loop {
+                // SAFETY: waits for a signal; touches nothing.
+                unsafe { libc::pause() };
+            },
+            pid => children.push(pid),
+        }
+    }
+    // A round of PSS may take more than one sample: it has a budget.
+    for _ in 0..8 {
+        say("shared", 0.0);
+    }
+    for pid in children {
+        // SAFETY: ends and reaps children that we have just made.
+        unsafe {
+            libc::kill(pid, libc::SIGKILL);
+            libc::waitpid(pid, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// A child of a child that has lost its parent and holds 150 MiB.
+fn daemon() {
+    // SAFETY: the children call only async-signal-safe functions before they end.
+    let middle = unsafe { libc::fork() };
+    if middle == 0 {
+        // SAFETY: as above.
+        unsafe {
+            libc::setsid();
+            if libc::fork() == 0 {
+                touch(150 * MIB);
+                while libc::getppid() == middle_of_daemon() {}
+                raw_say(b"\n@daemon 0\n");
+            }
+            libc::_exit(0);
+        }
+    }
+    let mut status = 0;
+    // SAFETY: reaps the child made above.
+    unsafe { libc::waitpid(middle, &mut status, 0) };
+    wait_for_eof();
+}
+
 fn middle_of_daemon() -> i32 {
     // SAFETY: asks for the session, whose leader the middle process is.
     unsafe { libc::getsid(0) }
@@ -272,11 +278,11 @@ fn forget(child: Child) {
     std::mem::forget(child);
 }
 
-fn used(who: i32) -> f64 {
+fn used(of: i32) -> f64 {
     // SAFETY: an all-zero rusage is a valid value of that plain struct.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes one rusage into `usage`.
-    unsafe { libc::getrusage(who, &mut usage) };
+    unsafe { libc::getrusage(of, &mut usage) };
     let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
@@ -347,7 +353,7 @@ fn a_spike_between_two_samples_is_in_the_peak() {
     assert!(after.get("job/memory_rss_(MiB)") < rss + 100.0, "the spike has not ended: {after:?}");
     let peak = after.get("peak:job/memory_rss_(MiB)");
     assert!(peak > rss + 395.0 && peak < rss + 420.0, "{peak} on top of {rss}");
-    assert!(!later.values.contains_key("peak:job/memory_rss_(MiB)"), "told twice: {later:?}");
+    assert!(!later.values.contains_key("peak:job/memory_rss_(MiB)"), "reported twice: {later:?}");
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! One choice from the first look to the lease: looks, takes, or stands in the queue.
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
 
 use super::observe::Observer;
 use super::order::ordinals;
-use super::watch::Watchers;
+use super::waiting::Wait;
 use super::{
     ChooseError, CudaOrder, Probe, Screen, Settled, Shortage, Surroundings, VISIBLE_VARIABLE, dropped_notes,
     verdicts,
@@ -13,26 +15,19 @@ use crate::model::device::{ComputeMode, DeviceSnapshot, ProbeRequest};
 use crate::model::id::GpuUuid;
 use crate::model::selection::{Candidates, Constraints, Patience, Settings};
 use crate::selection::SelectionError;
-use crate::selection::choose::{Choice, Constraint, choose};
+use crate::selection::choose::{Choice, choose};
+use crate::selection::directory::LeaseDirectory;
 use crate::selection::explain;
+use crate::selection::gate::Selecting;
 use crate::selection::holder::Holder;
-use crate::selection::lease::LeaseDirectory;
-use crate::selection::queue::Ticket;
+use crate::selection::lease::HOLDER_LOOK;
 use crate::selection::visible::{self, Ordinals};
-use crate::sys::format;
 use crate::sys::notice::Verbosity;
 
-/// How often the first in the queue asks the driver about processes that hold no lease.
-const POLL: Duration = Duration::from_secs(2);
-/// How often the live line is drawn on a terminal.
-const LIVE_LINE: Duration = Duration::from_secs(1);
-/// How often a line is written where there is no terminal.
-const LOG_LINE: Duration = Duration::from_secs(60);
-
 /// One look at the devices.
-struct Look {
-    candidates: Vec<DeviceSnapshot>,
-    choice: Choice,
+pub(super) struct Look {
+    pub(super) candidates: Vec<DeviceSnapshot>,
+    pub(super) choice: Choice,
 }
 
 pub(super) struct Chooser<'a> {
@@ -41,7 +36,9 @@ pub(super) struct Chooser<'a> {
     pub(super) probe: Probe<'a>,
     pub(super) ask: CudaOrder<'a>,
     pub(super) holder: Option<&'a Holder>,
-    pub(super) directory: Option<&'a LeaseDirectory>,
+    /// What others see of this gpurun, also where it takes nothing.
+    pub(super) me: Holder,
+    pub(super) directory: Option<Arc<LeaseDirectory>>,
     pub(super) constraints: Constraints,
     pub(super) request: ProbeRequest,
     /// The `CUDA_VISIBLE_DEVICES` to choose inside of.
@@ -81,8 +78,12 @@ impl Chooser<'_> {
                 let Look { candidates, choice } = look;
                 return Ok(Settled { candidates, choice, lease: None });
             }
-            if let Some(settled) = self.attempt()? {
-                return Ok(settled);
+            match self.attempt(deadline, &mut || {}) {
+                Ok(Some(settled)) => return Ok(settled),
+                Ok(None) => {}
+                // Waiting goes on for as long as it was asked for.
+                Err(ChooseError::Selection(SelectionError::SelectLock { .. })) if waits => {}
+                Err(error) => return Err(error),
             }
         }
         if !waits {
@@ -91,11 +92,11 @@ impl Chooser<'_> {
             self.add_users(&mut look);
             return Err(ChooseError::TooFew(self.too_few(&look)));
         }
-        self.wait(look, begun, deadline, screen)
+        self.wait(Wait::new(look, begun, deadline), screen)
     }
 
     /// Probes, narrows, asks for leases, chooses.
-    fn look(&mut self) -> Result<Look, ChooseError> {
+    pub(super) fn look(&mut self) -> Result<Look, ChooseError> {
         let mut request = self.request;
         // Names tell whether CUDA's own order can differ from the bus's.
         request.name |= self.ordinals.is_none() && self.text.as_deref().is_some_and(visible::has_ordinals);
@@ -112,7 +113,7 @@ impl Chooser<'_> {
         if let Some(observer) = &mut self.observer {
             observer.fold(Instant::now(), &mut candidates);
         }
-        let leases = match self.directory {
+        let leases = match &self.directory {
             None => Vec::new(),
             Some(directory) => {
                 let uuids: Vec<Option<&GpuUuid>> =
@@ -147,13 +148,35 @@ impl Chooser<'_> {
         }
     }
 
+    /// Takes the host-wide lock, in a new directory where the one in use was removed; `None` without leases.
+    pub(super) fn select(
+        &mut self,
+        deadline: Option<Instant>,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<Option<Selecting>, ChooseError> {
+        while let Some(directory) = &self.directory {
+            if let Some(selecting) = directory.select_lock(&self.me, deadline, meanwhile)? {
+                return Ok(Some(selecting));
+            }
+            self.directory = Some(LeaseDirectory::open_or_create(&self.surroundings.lease_directory)?);
+            // Holders take what they hold again before anybody else does.
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            thread::sleep(left.map_or(HOLDER_LOOK * 2, |left| left.min(HOLDER_LOOK * 2)));
+        }
+        Ok(None)
+    }
+
     /// Looks again under the host-wide lock, and takes what was chosen.
-    fn attempt(&mut self) -> Result<Option<Settled>, ChooseError> {
-        let (Some(directory), Some(holder)) = (self.directory, self.holder) else {
+    pub(super) fn attempt(
+        &mut self,
+        deadline: Option<Instant>,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<Option<Settled>, ChooseError> {
+        let Some(holder) = self.holder else {
             let Look { candidates, choice } = self.look()?;
             return Ok(choice.enough.then_some(Settled { candidates, choice, lease: None }));
         };
-        let selecting = directory.select_lock()?;
+        let Some(selecting) = self.select(deadline, meanwhile)? else { return Ok(None) };
         let Look { candidates, choice } = self.look()?;
         if !choice.enough {
             return Ok(None);
@@ -167,121 +190,15 @@ impl Chooser<'_> {
         Ok(lease.map(|lease| Settled { candidates, choice, lease: Some(lease) }))
     }
 
-    /// Stands in the queue until the constraints hold.
-    fn wait(
-        &mut self,
-        mut look: Look,
-        begun: Instant,
-        deadline: Option<Instant>,
-        screen: &mut Screen<'_>,
-    ) -> Result<Settled, ChooseError> {
-        let directory = self.directory;
-        let ticket = match directory {
-            None => None,
-            Some(directory) => {
-                let selecting = directory.select_lock()?;
-                Some(directory.join_queue(&selecting, &possible(&look))?)
-            }
-        };
-        let mut watchers = Watchers::new();
-        let pace = if screen.columns.is_some() { LIVE_LINE } else { LOG_LINE };
-        let poll = self.observer.as_ref().map_or(POLL, Observer::pace);
-        let mut next_status = Instant::now();
-        let mut trouble: Option<String> = None;
-        loop {
-            let ahead = ticket.as_ref().map(Ticket::ahead).transpose()?.unwrap_or_default();
-            let first = ahead.is_empty();
-            if first {
-                match self.attempt_while_waiting(&mut look) {
-                    Ok(Some(settled)) => {
-                        screen.clear();
-                        return Ok(settled);
-                    }
-                    Ok(None) => trouble = None,
-                    // The driver may be reloading, the lock may be in slow hands: neither ends the wait.
-                    Err(
-                        error @ (ChooseError::Driver(_)
-                        | ChooseError::Selection(SelectionError::SelectLock { .. })),
-                    ) => trouble = Some(error.to_string()),
-                    Err(error) => {
-                        screen.clear();
-                        return Err(error);
-                    }
-                }
-            }
-            if let Some(directory) = directory {
-                match ahead.last() {
-                    Some(before) => watchers.watch(directory, before)?,
-                    None => {
-                        for uuid in held(&look) {
-                            for name in directory.obstacles(uuid, &self.surroundings.outer)? {
-                                watchers.watch(directory, &name)?;
-                            }
-                        }
-                    }
-                }
-            }
-            let now = Instant::now();
-            if deadline.is_some_and(|deadline| now >= deadline) {
-                screen.clear();
-                let waited = format::elapsed((now - begun).as_secs());
-                self.add_users(&mut look);
-                let mut why = self.too_few(&look);
-                why.text = format!("timed out after {waited}: {}", why.text);
-                return Err(ChooseError::WaitedTooLong(why));
-            }
-            if now >= next_status {
-                next_status = now + pace;
-                let line = self.waiting_line(&look, ahead.len(), now - begun, trouble.as_deref());
-                screen.status(&line);
-            }
-            let mut until = next_status;
-            if first {
-                until = until.min(now + poll);
-            }
-            if let Some(deadline) = deadline {
-                until = until.min(deadline);
-            }
-            watchers.sleep(until.saturating_duration_since(Instant::now()));
-        }
-    }
-
-    /// Looks without the lock, and takes it only when there is something to take.
-    fn attempt_while_waiting(&mut self, look: &mut Look) -> Result<Option<Settled>, ChooseError> {
-        *look = self.look()?;
-        if look.choice.enough { self.attempt() } else { Ok(None) }
-    }
-
     fn anybody_waits(&self, look: &Look) -> Result<bool, ChooseError> {
-        match self.directory {
+        match &self.directory {
             None => Ok(false),
             Some(directory) => Ok(directory.anybody_waits(&possible(look))?),
         }
     }
 
-    /// The live line: what is missing, and for how long.
-    fn waiting_line(&self, look: &Look, ahead: usize, waited: Duration, trouble: Option<&str>) -> String {
-        let wanted = self.constraints.count.min;
-        let now = look.choice.chosen.len();
-        let waited = format::elapsed(waited.as_secs());
-        let mut line = format!("waiting for {wanted} {} ({waited})", gpus(wanted as usize));
-        if ahead > 0 {
-            line.push_str(&format!(": {ahead} ahead in the queue"));
-        } else {
-            line.push_str(&format!(": {now} of {} available", look.candidates.len()));
-            let reasons: Vec<String> = refusals(look).take(2).collect();
-            if !reasons.is_empty() {
-                line.push_str(&format!("; {}", reasons.join("; ")));
-            }
-        }
-        if let Some(trouble) = trouble {
-            line.push_str(&format!("; {trouble}"));
-        }
-        line
-    }
-
     /// Reads who uses the devices, for the explanation. What cannot be read is left out of it.
-    fn add_users(&mut self, look: &mut Look) {
+    pub(super) fn add_users(&mut self, look: &mut Look) {
         let request = ProbeRequest { processes: true, ..ProbeRequest::default() };
         let Ok(snapshots) = (self.probe)(&request) else { return };
         for device in &mut look.candidates {
@@ -292,7 +209,7 @@ impl Chooser<'_> {
         }
     }
 
-    fn too_few(&self, look: &Look) -> Shortage {
+    pub(super) fn too_few(&self, look: &Look) -> Shortage {
         let wanted = self.constraints.count.min as usize;
         let chosen = look.choice.chosen.len();
         let mut text = format!(
@@ -339,7 +256,7 @@ impl Chooser<'_> {
 }
 
 /// Devices that waiting could give.
-fn possible(look: &Look) -> Vec<&GpuUuid> {
+pub(super) fn possible(look: &Look) -> Vec<&GpuUuid> {
     look.choice
         .judged
         .iter()
@@ -348,25 +265,7 @@ fn possible(look: &Look) -> Vec<&GpuUuid> {
         .collect()
 }
 
-/// Devices that a lease keeps from us.
-fn held(look: &Look) -> Vec<&GpuUuid> {
-    look.choice
-        .judged
-        .iter()
-        .filter(|judged| judged.verdicts.iter().any(|v| v.constraint == Constraint::Lease && v.refuses()))
-        .filter_map(|judged| look.candidates.get(judged.candidate)?.uuid.as_ref().ok())
-        .collect()
-}
-
-/// The first refusal of each refused device, in words.
-fn refusals(look: &Look) -> impl Iterator<Item = String> + '_ {
-    look.choice.judged.iter().filter_map(|judged| {
-        let device = look.candidates.get(judged.candidate)?;
-        Some(format!("{} {}", explain::device_label(device), explain::refusal(judged, device)?))
-    })
-}
-
-fn gpus(number: usize) -> &'static str {
+pub(super) fn gpus(number: usize) -> &'static str {
     if number == 1 { "GPU" } else { "GPUs" }
 }
 

@@ -1,12 +1,11 @@
 //! Waking up when a lock is let go, without asking again and again.
 
 use std::collections::BTreeSet;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use super::ChooseError;
-use crate::selection::lease::LeaseDirectory;
+use crate::selection::directory::LeaseDirectory;
 use crate::sys::signals::SignalSet;
 
 /// Threads that block in the kernel until a lock is let go, and then wake the one that waits.
@@ -23,25 +22,26 @@ impl Watchers {
     }
 
     /// Watches a lock file, once.
-    pub(super) fn watch(&mut self, directory: &LeaseDirectory, name: &str) -> Result<(), ChooseError> {
+    pub(super) fn watch(&mut self, directory: &Arc<LeaseDirectory>, name: &str) {
         if !self.watched.insert(name.to_owned()) {
-            return Ok(());
+            return;
         }
-        let directory = directory.try_clone()?;
+        let directory = Arc::clone(directory);
         let sender = self.sender.clone();
         let name = name.to_owned();
         let started =
             thread::Builder::new().name("lease-watch".to_owned()).stack_size(64 * 1024).spawn(move || {
                 // This thread may outlive the wait: it must not take a signal that the main thread reports.
                 SignalSet::ALL.block();
-                let _ = directory.wait_for_release(&name);
-                let _ = sender.send(name);
+                // A file that is no lock is left to the poll.
+                if directory.wait_for_release(&name).is_ok() {
+                    let _ = sender.send(name);
+                }
             });
         if started.is_err() {
             // Without a thread the poll finds it, a little later.
             self.watched.clear();
         }
-        Ok(())
     }
 
     /// Sleeps until a watched lock is let go, at most this long.

@@ -275,3 +275,38 @@ fn ticks_make_no_extremes() {
     assert!(near(got.mean, 100.0), "{got:?}");
     assert!(got.min.unwrap() >= 90.0 && got.max.unwrap() <= 110.0, "{got:?}");
 }
+
+#[test]
+fn a_night_without_a_sample_is_one_window() {
+    const NIGHT: u64 = 12 * 3_600_000;
+    let mut fold = fold(1000, 0);
+    let mut out = Vec::new();
+    mark(&mut fold, Fold::OWN, 0, MarkOp::Begin { tag: Arc::from("epoch") });
+    for at in (0..=5000).step_by(1000) {
+        values(&mut fold, GAUGE, &[(at, 10.0)]);
+        values(&mut fold, COUNTER, &[(at, 0.0)]);
+        fold.advance(clock(at), &mut out);
+    }
+    for at in (NIGHT + 200..=NIGHT + 3200).step_by(1000) {
+        values(&mut fold, GAUGE, &[(at, 30.0)]);
+        values(&mut fold, COUNTER, &[(at, 0.0)]);
+        fold.advance(clock(at), &mut out);
+    }
+    out.extend(finish(fold, NIGHT + 3200));
+    let windows: Vec<&WindowBatch> = out.iter().filter(|batch| batch.kind == RowKind::Window).collect();
+    let edges: Vec<(u64, u64)> =
+        windows.iter().map(|batch| (millis(batch.start), millis(batch.end))).collect();
+    let mut expected: Vec<(u64, u64)> = (0..6).map(|n| (n * 1000, n * 1000 + 1000)).collect();
+    // The last sample before and the first one after are in windows of their usual length.
+    expected.push((6000, NIGHT));
+    expected.extend((0..3).map(|n| (NIGHT + n * 1000, NIGHT + n * 1000 + 1000)));
+    expected.push((NIGHT + 3000, NIGHT + 3200));
+    assert_eq!(edges, expected);
+    let frozen = windows[6];
+    assert_eq!((frozen.ordinal, frozen.window_s), (7, (NIGHT - 6000) as f64 / 1000.0));
+    let night = gauge(frozen);
+    assert_eq!((night.mean, night.min, night.max, night.samples), (None, None, None, 0));
+    assert!(night.missing > 43_000, "{night:?}");
+    let tag = out.iter().find(|batch| batch.kind == RowKind::Tag).unwrap();
+    assert_eq!(tag.window_s, (NIGHT + 3200) as f64 / 1000.0);
+}

@@ -141,7 +141,7 @@ impl<'a> Text<'a> {
             Some(stdout) => Box::new(BufWriter::with_capacity(64 << 10, stdout)),
             None => Box::new(io::sink()),
         };
-        Text::begin(plan, out, None, PathBuf::from("standard output"))
+        Text::begin(plan, out, None, PathBuf::from(super::STANDARD_OUTPUT))
     }
 
     fn to_file(directory: &Directory, plan: Plan<'a>) -> Result<Text<'a>, WriterError> {

@@ -158,23 +158,3 @@ fn a_very_wide_log_is_read() {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(read(&dir.path().join("again.csv")).0, rows);
 }
-
-#[test]
-fn output_that_nobody_reads_is_no_error_and_output_that_has_no_room_is() {
-    let dir = tempfile::tempdir().unwrap();
-    let run = run_info(2, None);
-    assert_clean(&write(&["m.csv"], dir.path(), &settings(Mode::CreateNew), &run, batches(&run, 50)));
-    let status = |redirection: &str| {
-        let script = format!("\"$0\" export m.csv -o - {redirection}");
-        let mut command = Command::new("bash");
-        command.args(["-c", &script, support::gpurun().to_str().unwrap()]).current_dir(dir.path());
-        command.output().unwrap()
-    };
-    assert_eq!(status(">&-").status.code(), Some(0));
-    assert_eq!(status("| head -1 >out; exit ${PIPESTATUS[0]}").status.code(), Some(0));
-    assert!(fs::read_to_string(dir.path().join("out")).unwrap().starts_with("{\"time\":"));
-    let full = status(">/dev/full");
-    assert_eq!(full.status.code(), Some(1), "{full:?}");
-    let said = String::from_utf8_lossy(&full.stderr).into_owned();
-    assert!(said.contains("cannot write standard output: No space left"), "{said}");
-}

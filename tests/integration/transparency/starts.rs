@@ -4,8 +4,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use super::Machine;
+use super::ends::with_options;
 use super::harness::{describe, finish, job_argv, kill, marked, pid_of, until};
-use super::{Machine, with_options};
 use crate::support::sockets_of;
 
 /// How many gpuruns are started at once.

@@ -131,13 +131,13 @@ impl Driver {
     }
 }
 
-/// Room for what the calls write.
-struct Room {
+/// Buffers for what the calls write.
+struct Buffers {
     words: Vec<c_uint>,
     fields: [FieldValue; 9],
 }
 
-fn call(function: Function, device: Device, room: &mut Room) {
+fn call(function: Function, device: Device, room: &mut Buffers) {
     let words = room.words.as_mut_ptr();
     // Entries of 40 bytes at most.
     let mut entries = c_uint::try_from(room.words.len() / 10).unwrap_or(0);
@@ -172,7 +172,7 @@ fn probe() -> Result<(), Box<dyn Error>> {
     let uuid: unsafe extern "C" fn(Device, *mut u8, c_uint) -> Ret =
         unsafe { std::mem::transmute(driver.symbol("nvmlDeviceGetUUID")?) };
     let memory = driver.function("nvmlDeviceGetMemoryInfo_v2")?;
-    let mut room = Room { words: vec![0; 64], fields: [FieldValue::default(); 9] };
+    let mut room = Buffers { words: vec![0; 64], fields: [FieldValue::default(); 9] };
     let mut text = [0_u8; 96];
     for device in &driver.devices {
         // SAFETY: room for 96 bytes.
@@ -188,6 +188,93 @@ fn cpu() -> Duration {
     // SAFETY: the kernel writes one timespec.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// What is read for each sample.
+struct Plan {
+    driver: Option<Driver>,
+    files: Vec<File>,
+    steps: Vec<Vec<Step>>,
+}
+
+impl Plan {
+    /// Reads the plan; opens the driver and the files that stay open.
+    fn parse(text: &str) -> Result<Self, Box<dyn Error>> {
+        let mut driver: Option<Driver> = None;
+        let mut functions: HashMap<String, Function> = HashMap::new();
+        let mut files: Vec<File> = Vec::new();
+        let mut kept: HashMap<String, usize> = HashMap::new();
+        let mut steps: Vec<Vec<Step>> = Vec::new();
+        for line in text.lines() {
+            if line == "sample" {
+                steps.push(Vec::new());
+                continue;
+            }
+            let Some((word, rest)) = line.split_once(' ') else { continue };
+            let step = match word {
+                "keep" => {
+                    let place = match kept.get(rest) {
+                        Some(place) => *place,
+                        None => {
+                            // One that ended since the plan was made.
+                            let Ok(file) = File::open(rest) else { continue };
+                            files.push(file);
+                            kept.insert(rest.to_owned(), files.len() - 1);
+                            files.len() - 1
+                        }
+                    };
+                    Step::Keep(place)
+                }
+                "open" => Step::Open(rest.to_owned()),
+                "clock" => Step::Clock(!rest.parse::<libc::pid_t>()? << 3 | 2),
+                "call" => {
+                    let (name, gpu) = rest.split_once(' ').ok_or("call FUNCTION GPU")?;
+                    let driver = match &driver {
+                        Some(driver) => driver,
+                        None => driver.insert(Driver::open(&std::env::var("GPURUN_NVML_LIBRARY")?)?),
+                    };
+                    let function = match functions.get(name) {
+                        Some(function) => *function,
+                        None => {
+                            let function = driver.function(name)?;
+                            functions.insert(name.to_owned(), function);
+                            function
+                        }
+                    };
+                    Step::Call(function, gpu.parse()?)
+                }
+                _ => return Err(format!("what is {line:?}?").into()),
+            };
+            steps.last_mut().ok_or("a plan begins with: sample")?.push(step);
+        }
+        Ok(Self { driver, files, steps })
+    }
+
+    /// One read.
+    fn take(&self, step: &Step, buffer: &mut [u8], room: &mut Buffers) {
+        match step {
+            Step::Keep(place) => {
+                if let Some(file) = self.files.get(*place) {
+                    let _ = file.read_at(buffer, 0);
+                }
+            }
+            Step::Open(path) => {
+                if let Ok(mut file) = File::open(path) {
+                    let _ = file.read(buffer);
+                }
+            }
+            Step::Clock(clock) => {
+                let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+                // SAFETY: the kernel writes one timespec, or refuses the clock.
+                unsafe { libc::clock_gettime(*clock, &raw mut time) };
+            }
+            Step::Call(function, gpu) => {
+                if let Some(device) = self.driver.as_ref().and_then(|driver| driver.devices.get(*gpu)) {
+                    call(*function, *device, room);
+                }
+            }
+        }
+    }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -208,84 +295,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         limit.rlim_cur = limit.rlim_max;
         libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
     }
-    let mut driver: Option<Driver> = None;
-    let mut functions: HashMap<String, Function> = HashMap::new();
-    let mut files: Vec<File> = Vec::new();
-    let mut kept: HashMap<String, usize> = HashMap::new();
-    let mut steps: Vec<Vec<Step>> = Vec::new();
-    for line in plan.lines() {
-        if line == "sample" {
-            steps.push(Vec::new());
-            continue;
-        }
-        let Some((word, rest)) = line.split_once(' ') else { continue };
-        let step = match word {
-            "keep" => {
-                let place = match kept.get(rest) {
-                    Some(place) => *place,
-                    None => {
-                        // One that ended since the plan was made.
-                        let Ok(file) = File::open(rest) else { continue };
-                        files.push(file);
-                        kept.insert(rest.to_owned(), files.len() - 1);
-                        files.len() - 1
-                    }
-                };
-                Step::Keep(place)
-            }
-            "open" => Step::Open(rest.to_owned()),
-            "clock" => Step::Clock(!rest.parse::<libc::pid_t>()? << 3 | 2),
-            "call" => {
-                let (name, gpu) = rest.split_once(' ').ok_or("call FUNCTION GPU")?;
-                let driver = match &driver {
-                    Some(driver) => driver,
-                    None => driver.insert(Driver::open(&std::env::var("GPURUN_NVML_LIBRARY")?)?),
-                };
-                let function = match functions.get(name) {
-                    Some(function) => *function,
-                    None => {
-                        let function = driver.function(name)?;
-                        functions.insert(name.to_owned(), function);
-                        function
-                    }
-                };
-                Step::Call(function, gpu.parse()?)
-            }
-            _ => return Err(format!("what is {line:?}?").into()),
-        };
-        steps.last_mut().ok_or("a plan begins with: sample")?.push(step);
-    }
+    let plan = Plan::parse(&plan)?;
     let mut buffer = vec![0_u8; 1 << 16];
-    let mut room = Room { words: vec![0; 40 * 1024], fields: [FieldValue::default(); 9] };
+    let mut room = Buffers { words: vec![0; 40 * 1024], fields: [FieldValue::default(); 9] };
     let mut start = cpu();
     let begun = Instant::now();
     for n in 0..warmup + samples {
         if n == warmup {
             start = cpu();
         }
-        for step in steps.get(n as usize % steps.len().max(1)).into_iter().flatten() {
-            match step {
-                Step::Keep(place) => {
-                    if let Some(file) = files.get(*place) {
-                        let _ = file.read_at(&mut buffer, 0);
-                    }
-                }
-                Step::Open(path) => {
-                    if let Ok(mut file) = File::open(path) {
-                        let _ = file.read(&mut buffer);
-                    }
-                }
-                Step::Clock(clock) => {
-                    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-                    // SAFETY: the kernel writes one timespec, or refuses the clock.
-                    unsafe { libc::clock_gettime(*clock, &raw mut time) };
-                }
-                Step::Call(function, gpu) => {
-                    if let Some(device) = driver.as_ref().and_then(|driver| driver.devices.get(*gpu)) {
-                        call(*function, *device, &mut room);
-                    }
-                }
-            }
+        for step in plan.steps.get(n as usize % plan.steps.len().max(1)).into_iter().flatten() {
+            plan.take(step, &mut buffer, &mut room);
         }
         std::thread::sleep((interval * (n + 1)).saturating_sub(begun.elapsed()));
     }

@@ -69,6 +69,23 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
+/// The open descriptors with their flags and files. The list of numbers is made before anything is opened.
+fn descriptors() -> Vec<(i32, String)> {
+    let mut fds: Vec<(i32, String)> = Vec::new();
+    let numbers: Vec<i32> = (0..1024)
+        // SAFETY: F_GETFD only asks.
+        .filter(|fd| unsafe { libc::fcntl(*fd, libc::F_GETFD) } != -1)
+        .collect();
+    for fd in numbers {
+        // SAFETY: F_GETFL only asks.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+        let meta = fs::metadata(format!("/proc/self/fd/{fd}"));
+        let id = meta.map_or_else(|e| e.to_string(), |m| format!("{}:{}", m.dev(), m.ino()));
+        fds.push((fd, format!("{flags:o} {id}")));
+    }
+    fds
+}
+
 /// Everything a program can see of how it was started, one `key value` a line, written to a file.
 fn report(path: &str, args: &[Vec<u8>]) -> i32 {
     let mut out = String::new();
@@ -101,20 +118,7 @@ fn report(path: &str, args: &[Vec<u8>]) -> i32 {
         let pending: Vec<i32> = (1..=64).filter(|s| libc::sigismember(&pending, *s) == 1).collect();
         line("pending", format!("{pending:?}"));
     }
-    // The list is made before anything is opened; the directory's own descriptor is left out.
-    let mut fds: Vec<(i32, String)> = Vec::new();
-    let numbers: Vec<i32> = (0..1024)
-        // SAFETY: F_GETFD only asks.
-        .filter(|fd| unsafe { libc::fcntl(*fd, libc::F_GETFD) } != -1)
-        .collect();
-    for fd in numbers {
-        // SAFETY: F_GETFL only asks.
-        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-        let meta = fs::metadata(format!("/proc/self/fd/{fd}"));
-        let id = meta.map_or_else(|e| e.to_string(), |m| format!("{}:{}", m.dev(), m.ino()));
-        fds.push((fd, format!("{flags:o} {id}")));
-    }
-    for (fd, what) in fds {
+    for (fd, what) in descriptors() {
         line(&format!("fd-{fd}"), what);
     }
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

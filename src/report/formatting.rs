@@ -6,7 +6,7 @@ use crate::sys::format;
 use jiff::Timestamp;
 
 use crate::model::signal;
-use crate::sys::escape::printable;
+use crate::sys::escape::{printable, shell_words};
 
 use super::about::Exit;
 use super::curve::Figures;
@@ -42,26 +42,18 @@ pub(super) fn short_start(text: &str, most: usize) -> String {
 
 /// A command line as a shell would take it.
 pub(super) fn command(argv: &[String]) -> String {
-    let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
-    let words: Vec<String> = argv
-        .iter()
-        .map(|word| match word {
-            word if !word.is_empty() && word.chars().all(plain) => word.clone(),
-            word => format!("'{}'", word.replace('\'', r"'\''")),
-        })
-        .collect();
-    clean(&words.join(" "))
+    clean(&shell_words(argv))
 }
 
-/// Applies `words` to what is known.
-pub(super) fn known(value: Option<f64>, words: impl Fn(f64) -> String) -> String {
-    value.map_or_else(|| UNKNOWN.to_owned(), words)
+/// The text of a known value.
+pub(super) fn known(value: Option<f64>, text: impl Fn(f64) -> String) -> String {
+    value.map_or_else(|| UNKNOWN.to_owned(), text)
 }
 
 /// `mean 87 %, max 100 %`.
-pub(super) fn mean_max(figures: &Figures, words: impl Fn(f64) -> String) -> String {
+pub(super) fn mean_max(figures: &Figures, text: impl Fn(f64) -> String) -> String {
     match (figures.mean(), figures.max) {
-        (Some(mean), Some(max)) => format!("mean {}, max {}", words(mean), words(max)),
+        (Some(mean), Some(max)) => format!("mean {}, max {}", text(mean), text(max)),
         _ => UNKNOWN.to_owned(),
     }
 }

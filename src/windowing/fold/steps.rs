@@ -10,11 +10,11 @@ use std::time::Duration;
 use crate::model::time::Mono;
 use crate::model::window::RowKind;
 
-use super::durations::{Durations, StepTimes};
-use super::fold::Fold;
+use super::super::durations::{Durations, StepTimes};
+use super::super::points::PointTable;
+use super::super::span::{Epoch, Span};
+use super::Fold;
 use super::marks::Stack;
-use super::points::PointTable;
-use super::span::{Epoch, Span};
 
 /// Names of tags that are remembered between two steps.
 const NAMES: usize = 64;
@@ -67,7 +67,7 @@ pub(super) struct Steps {
     /// End of the last step; none in a new epoch.
     pub(super) ended: Option<Mono>,
     /// Time of tags beside the steps since then.
-    beside: Duration,
+    other_tags: Duration,
     /// Marks so far, and the only one of them.
     marks: u32,
     only: Option<StepEnd>,
@@ -165,7 +165,7 @@ impl Fold {
         let began = end.began.map(|began| began.min(end.at));
         let between = steps.ended.map(|before| {
             let until = began.unwrap_or(end.at).max(before);
-            self.active_between(before, until).saturating_sub(steps.beside)
+            self.active_between(before, until).saturating_sub(steps.other_tags)
         });
         let inside = began.map(|began| self.active_between(began, end.at));
         let times = StepTimes { steps: end.count, inside, between, samples: end.samples };
@@ -176,7 +176,7 @@ impl Fold {
             // The first step, or the numbers begin anew.
             row.after = Some(end.step.saturating_sub(i64::from(end.count)));
         }
-        (steps.last, steps.ended, steps.beside) = (Some(end.step), Some(end.at), Duration::ZERO);
+        (steps.last, steps.ended, steps.other_tags) = (Some(end.step), Some(end.at), Duration::ZERO);
         (steps.running, steps.timed) = (None, began.is_some());
         steps.only = (steps.marks == 0).then_some(*end);
         steps.marks = steps.marks.saturating_add(1);
@@ -281,7 +281,7 @@ impl Fold {
                 let row = inner.due.take().or_else(|| inner.row.take().filter(|row| row.count > 0));
                 self.adopt(stack, level, row, &only, at);
             }
-            None => stack.steps_mut(level).beside += length,
+            None => stack.steps_mut(level).other_tags += length,
         }
         self.end_steps(inner);
         if !goes_on {
@@ -325,7 +325,7 @@ impl Fold {
     pub(super) fn begin_epoch_of_steps(&mut self, stack: &mut Stack, level: usize, at: Mono) {
         let current = stack.level() == level;
         let steps = stack.steps_mut(level);
-        (steps.ended, steps.beside) = (None, Duration::ZERO);
+        (steps.ended, steps.other_tags) = (None, Duration::ZERO);
         if steps.row.as_ref().is_some_and(|row| row.count > 0) {
             self.complete_row(stack, level, at);
         } else if steps.row.is_some() {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::model::time::Mono;
 use crate::model::window::RowKind;
 
-use super::fold::Fold;
+use super::super::span::{Epoch, Span};
+use super::Fold;
 use super::marks::Stack;
-use super::span::{Epoch, Span};
 use super::steps::{StepRow, Steps};
 
 /// Steps for which scalars may wait for the step's end.

@@ -8,8 +8,8 @@ use crate::model::mark::MarkOp;
 use crate::model::time::Mono;
 use crate::model::window::RowKind;
 
-use super::fold::Fold;
-use super::span::{Epoch, Span, TagOf};
+use super::super::span::{Epoch, Span, TagOf};
+use super::Fold;
 use super::steps::{StepEnd, Steps};
 
 /// An open tag.
