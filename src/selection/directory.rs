@@ -277,6 +277,10 @@ fn identity(metadata: &std::fs::Metadata) -> (u64, u64) {
 
 /// Wraps the system's words.
 pub(super) fn unusable(path: &Path, error: &io::Error) -> SelectionError {
+    // The directory is used through its descriptor.
+    if error.kind() == ErrorKind::NotFound && !Path::new("/proc/self").exists() {
+        return SelectionError::NoProc;
+    }
     SelectionError::LeaseDirectory { path: path.to_owned(), why: error.to_string() }
 }
 

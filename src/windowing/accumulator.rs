@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::model::metric::Kind;
+use crate::model::metric::{Kind, MetricId};
 use crate::model::series::SeriesInfo;
 use crate::model::window::Stats;
 
@@ -176,12 +176,22 @@ pub(super) enum Step {
     Nothing,
 }
 
+/// Nanoseconds over which the steps of a total are small. CPU time of processes and of the host has ticks of 10 ms.
+fn resolution(metric: MetricId) -> u64 {
+    match metric {
+        MetricId::HostCpuPercent | MetricId::JobCpuPercent | MetricId::ProcessCpuPercent => 100_000_000,
+        _ => 0,
+    }
+}
+
 /// A series and its last read.
 #[derive(Debug)]
 pub(super) struct Series {
     pub(super) info: Arc<SeriesInfo>,
     kind: Kind,
     pace: u64,
+    /// Rates over less than this say nothing.
+    enough: u64,
     limit: u64,
     /// How long after the end of a span a gauge's value still tells where the last one inside was going.
     edge: u64,
@@ -205,10 +215,12 @@ impl Series {
             if pace == 0 { u64::MAX } else { (pace / 2).saturating_mul(5).saturating_add(pace % 2 * 5 / 2) };
         let kind = info.kind();
         let edge = slack.min(pace / 2);
+        let enough = (pace / 2).max(resolution(info.metric));
         Series {
             info,
             kind,
             pace,
+            enough,
             limit,
             edge,
             born: None,
@@ -276,11 +288,11 @@ impl Series {
         }
     }
 
-    /// The rate that min, max and last go by. Many totals are counted in steps (CPU time in ticks of 10 ms), so that a
-    /// rate over less than half a pace, as between an extra read and the one before it, may be 0 or many times the
+    /// The rate that min, max and last go by. Many totals are counted in steps, so that a rate over less than half a pace,
+    /// as between an extra read and the one before it, or over less than the steps resolve, may be 0 or many times the
     /// truth: it is taken together with the time before. `None` while even that is too short.
     fn steady(&mut self, point: Point, now: Point, rate: f64) -> Option<f64> {
-        let enough = self.pace / 2;
+        let enough = self.enough;
         if now.at - point.at >= enough {
             self.anchor = Some(point);
             return Some(rate);
