@@ -2,7 +2,7 @@
 //!
 //! This room owns the private directory with its socket, the JSON-lines protocol (`schemas/control.md`),
 //! the bounds on what a client may cost, and the shape of the replies. It never aggregates: what a
-//! client says becomes [`ControlEvent`]s, and their receiver answers through a [`ReplyHandle`].
+//! client says becomes [`ControlEvent`]s, and their receiver answers through a [`ReplyHandle`](answer::ReplyHandle).
 //!
 //! What a client does wrong (a flood, a line without end, invalid bytes, a reply that it does not read, its death
 //! inside a tag) costs at most its own marks, and a client never waits for anything here.

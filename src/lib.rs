@@ -1,6 +1,9 @@
 //! gpurun chooses GPUs by constraints, holds them, launches a training job, follows every process
 //! the job starts, and writes windows of mean, min and max to CSV, Parquet or TensorBoard files.
 //!
+//! The library is the [`Collector`]: it follows the processes and GPUs of a Rust program from inside it. Everything
+//! else here is the command `gpurun`, whose rooms are private:
+//!
 //! ```text
 //! main -> cli -> commands -+- run -----> minder <-> sidecar
 //!                          +- record, Collector --> sidecar
@@ -12,7 +15,7 @@
 //! sys:     clocks, signals, descriptors, stderr: what every room may use of the system
 //! ```
 //!
-//! Rooms pass values of [`model`] and do not import one another's logic.
+//! Rooms pass values of `model` and do not import one another's logic.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("gpurun runs on Linux only: it follows jobs through /proc and signalfd");

@@ -38,6 +38,9 @@ pub enum SelectionError {
         /// The system's words.
         why: String,
     },
+    /// Leases are files that are reached through the process filesystem.
+    #[error("cannot hold GPUs: /proc is not mounted; mount it, or use --no-lease")]
+    NoProc,
     /// A gpurun inside a gpurun inside a gpurun, and so on: the names of the lock files have no room for another.
     #[error(
         "this would be {levels} leases inside one another, more than can be held: use --no-lease for the inner ones"

@@ -1,4 +1,6 @@
 //! Tests that span rooms.
 
 mod allocation;
+#[path = "../tests/integration/fuzz.rs"]
+pub(crate) mod fuzz;
 mod ranks;

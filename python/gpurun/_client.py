@@ -31,7 +31,7 @@ MAX_NAME = 128
 MAX_REST = 4 * 1024 * 1024
 
 #: Seconds that the end of the interpreter waits for a gpurun that reads nothing, and for one that reads slowly.
-LAST_PATIENCE, LAST_TIMEOUT = 0.5, 2.0
+LAST_PATIENCE, LAST_TIMEOUT = 0.5, 5.0
 
 #: Requests that may stay unanswered before new ones are given up at once.
 MAX_UNANSWERED = 4

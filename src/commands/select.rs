@@ -46,18 +46,18 @@ fn choose(
     let mut probe = |request: &ProbeRequest| driver.probe(request);
     let surroundings = Surroundings::from_environment();
     let chosen = flow::settle(settings, &surroundings, &mut probe, &mut flow::ask_cuda, &mut screen, None);
-    let settled = match chosen {
-        Ok(settled) => settled,
+    let taken = match chosen {
+        Ok(taken) => taken,
         Err(error) => return refused(&error, settings, output, &mut screen),
     };
-    let chosen = settled.chosen();
+    let chosen = taken.chosen();
     if settings.json {
-        let json = explain::json(&settled.choice, &settled.candidates, settings.format);
+        let json = explain::json(&taken.choice, &taken.candidates, settings.format);
         output.extend(format!("{json}\n").into_bytes());
         return Exit::Ok;
     }
     if settings.explain {
-        screen.explain(&settled.choice, &settled.candidates);
+        screen.explain(&taken.choice, &taken.candidates);
     }
     if !stdout_is_terminal {
         // What captures the answer shows nothing of it.

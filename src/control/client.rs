@@ -20,6 +20,9 @@ pub enum ClientError {
     /// The socket is gone, refuses, or belongs to another user.
     #[error("cannot reach gpurun: {0}")]
     Unreachable(io::Error),
+    /// gpurun accepts no connection now: it is stopped, or more clients wait than its queue holds.
+    #[error("gpurun is stopped or too busy to answer: try again later")]
+    Busy,
     /// The reply did not come in time.
     #[error("gpurun did not answer in time")]
     TimedOut,
@@ -43,9 +46,13 @@ impl Client {
     /// Connects to the socket at `path`.
     ///
     /// # Errors
-    /// [`ClientError::Unreachable`], also where the listener is a process of another user and not of root.
+    /// [`ClientError::Busy`] where the queue of connections is full; else [`ClientError::Unreachable`], also where the
+    /// listener is a process of another user and not of root.
     pub fn connect(path: &Path) -> Result<Self, ClientError> {
-        let stream = os::connect_now(path).map_err(ClientError::Unreachable)?;
+        let stream = os::connect_now(path).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => ClientError::Busy,
+            _ => ClientError::Unreachable(error),
+        })?;
         let peer = os::peer_of(&stream).map_err(ClientError::Unreachable)?;
         // Root may look at anybody's run; anybody else only at a socket of their own or of root.
         if peer.uid != users::effective_uid() && peer.uid != 0 && users::effective_uid() != 0 {

@@ -140,6 +140,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::tests::fuzz::fuzz;
 
     #[test]
     fn unknown_fields_are_ignored_and_ids_are_plain() {
@@ -177,11 +178,6 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(line in proptest::collection::vec(any::<u8>(), 0..400)) {
-            let _ = parse(&line);
-        }
-
-        #[test]
         fn deep_nesting_is_an_error_not_a_crash(depth in 200usize..20_000) {
             let line = format!("{{\"op\":\"x\",\"id\":{}", "[".repeat(depth));
             prop_assert!(parse(line.as_bytes()).is_err());
@@ -192,5 +188,42 @@ mod tests {
             let found = numbers(&serde_json::json!({"a": value}).to_string());
             prop_assert_eq!(found, [("a".to_owned(), Some(value))]);
         }
+    }
+
+    const LINES: [&str; 5] = [
+        r#"{"op":"hello","version":1,"pid":7,"rank":3,"stack":"shell","id":"a"}"#,
+        r#"{"op":"begin","tag":"train/é","span":-1,"t":18446744073709551615,"id":1}"#,
+        r#"{"op":"step","step":12,"began":5,"steps":4,"samples":64,"first":true,"id":2.5}"#,
+        r#"{"op":"log","values":{"loss":1.5e-3,"nan":null,"text":"x","list":[1,{"a":2}]},"step":7}"#,
+        r#"{"op":"collect","parts":["gpu"],"metrics":["power_usage"],"dropped":9,"id":"\u00e9"}"#,
+    ];
+
+    #[test]
+    fn fuzz_no_line_makes_the_control_socket_panic_and_a_refusal_is_one_line() {
+        let edit = (any::<prop::sample::Index>(), 0usize..12, proptest::collection::vec(any::<u8>(), 0..8));
+        let line = (prop::sample::select(LINES.to_vec()), proptest::collection::vec(edit, 0..4));
+        let bytes = proptest::collection::vec(any::<u8>(), 0..400);
+        fuzz(500, |config| {
+            proptest!(config, |((line, edits) in line.clone(), garbage in bytes.clone())| {
+                prop_assert!(parse(line.as_bytes()).is_ok());
+                let mut edited = line.as_bytes().to_vec();
+                for (at, removed, inserted) in edits {
+                    let at = at.index(edited.len() + 1);
+                    let end = (at + removed).min(edited.len());
+                    edited.splice(at..end, inserted);
+                }
+                for line in [&edited, &garbage] {
+                    match parse(line) {
+                        Ok(message) => {
+                            prop_assert!(message.reply_id().is_none_or(|id| id.to_string().len() <= 6 * MAX_ID + 2));
+                            for (_, value) in message.values.into_iter().flat_map(Scalars::into_numbers) {
+                                prop_assert!(value.is_none_or(|value| value.is_nan() || value.is_finite()));
+                            }
+                        }
+                        Err(no_message) => prop_assert!(!no_message.why.contains('\n')),
+                    }
+                }
+            });
+        });
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::limits::Limits;
-use super::{Client, ControlEvent, Server, Settings};
+use super::{Client, ClientError, ControlEvent, Server, Settings};
 use crate::model::id::StackId;
 use crate::model::limits;
 use crate::model::loss::{Loss, Losses};
@@ -386,4 +386,21 @@ fn stopping_delivers_what_was_sent_and_removes_the_socket() {
     assert_eq!(of_kind(|op| matches!(op, MarkOp::Step { .. })), 800);
     assert_eq!((of_kind(|op| matches!(op, MarkOp::Close)), losses), (8, Losses::default()));
     assert!(!path.exists() && !path.parent().unwrap().exists());
+}
+
+#[test]
+fn a_full_queue_is_busy_and_a_removed_socket_unreachable() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let mut waiting = Vec::new();
+    let error = loop {
+        match Client::connect(&path) {
+            Ok(client) => waiting.push(client),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, ClientError::Busy), "{error}");
+    drop(listener);
+    assert!(matches!(Client::connect(&path), Err(ClientError::Unreachable(_))));
 }

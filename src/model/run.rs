@@ -18,7 +18,7 @@ pub struct RunInfo {
     pub run: Arc<str>,
     /// Host name.
     pub host: Arc<str>,
-    /// Rank of gpurun's own environment ([`super::rank::own_rank`]).
+    /// Rank of gpurun's own environment (`model::rank::own_rank`).
     pub rank: Option<i32>,
     /// Number of this node in a job of several, where a launcher says it.
     pub node_rank: Option<i32>,

@@ -18,6 +18,7 @@ use super::tree::{ReapedUsage, Tree};
 use crate::collectors::host::HostReader;
 use crate::collectors::procfs::file::{Buffer, KernelFile};
 use crate::collectors::procfs::parse;
+use crate::collectors::share::ShareOfTime;
 use crate::model::device::DeviceIdentity;
 use crate::model::id::SeriesId;
 use crate::model::metric::{MetricId, Scope, Subject, Tier};
@@ -82,6 +83,8 @@ pub struct Sampler {
     late: u64,
     dropped: u64,
     ticks_per_second: f64,
+    /// The kernel counts CPU time in ticks: over a moment that can be more than all CPUs can give.
+    job_cpu: ShareOfTime,
     /// The job was seen alive at least once.
     seen_alive: bool,
 }
@@ -116,6 +119,7 @@ impl Sampler {
             late: 0,
             dropped: 0,
             ticks_per_second,
+            job_cpu: ShareOfTime::of(100.0 * clock::online_cpus()),
             seen_alive: false,
             settings,
         };
@@ -136,12 +140,13 @@ impl Sampler {
 
     /// What is known before the first sample: a job that gpurun starts has used nothing at its `start`. What it uses
     /// until the first sample would otherwise count as used after it.
-    pub fn begin(&self, start: Mono, out: &mut Sample) {
+    pub fn begin(&mut self, start: Mono, out: &mut Sample) {
         out.clear(start);
         if matches!(self.settings.root, TreeRoot::Job { .. }) {
             for metric in [MetricId::JobCpuPercent, MetricId::JobIoRead, MetricId::JobIoWrite] {
                 self.whole.push(metric, Reading::Value(0.0), out);
             }
+            self.job_cpu.clamp(start, 0.0);
         }
     }
 

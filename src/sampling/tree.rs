@@ -104,7 +104,7 @@ impl Tree {
         let self_pid = std::fs::read_link(proc_root.join("self"))
             .ok()
             .and_then(|target| target.to_str()?.parse().ok())
-            .ok_or_else(|| no_proc("no link self".to_owned()))?;
+            .ok_or_else(|| no_proc("it is not mounted".to_owned()))?;
         let mut tree = Self {
             proc,
             root,

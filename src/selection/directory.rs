@@ -1,8 +1,8 @@
 //! The lease directory: opening it, and its files under their names. All users share it, so nothing here blocks on what
 //! another user put there, and no link is followed.
 //!
-//! Who holds or waits for devices keeps a shared lock on the directory: `systemd-tmpfiles` and its like leave a locked
-//! directory alone. Where it is removed all the same, [`LeaseDirectory::is_there`] tells.
+//! A process that holds or waits for devices keeps a shared lock on the directory: `systemd-tmpfiles` and its like leave a
+//! locked directory alone. Where it is removed all the same, [`LeaseDirectory::is_there`] tells.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Read as _};
@@ -26,7 +26,7 @@ const CLEANER_PATIENCE: Duration = Duration::from_secs(2);
 /// Longest note that is read back.
 const NOTE_BYTES: u64 = 4096;
 
-/// The directory with the locks, held open so that nobody can swap it.
+/// The directory with the locks, held open so that it cannot be swapped.
 #[derive(Debug)]
 pub struct LeaseDirectory {
     pub(super) dir: File,
@@ -52,7 +52,7 @@ impl LeaseDirectory {
         loop {
             let opened = Self::open_or_make(path).map_err(|error| unusable(path, &error))?;
             let is_kept = opened.keep_from_cleaners();
-            // Who keeps it locked for longer is no cleaner, and keeps cleaners away as well.
+            // A process that keeps it locked for longer is no cleaner, and keeps cleaners away as well.
             if (is_kept || Instant::now() >= deadline) && opened.is_there() {
                 return Ok(Arc::new(opened));
             }
@@ -63,7 +63,7 @@ impl LeaseDirectory {
         }
     }
 
-    /// Opens the directory if there is one: nobody holds anything where there is none.
+    /// Opens the directory if there is one: nothing is held where there is none.
     ///
     /// # Errors
     /// It is there and cannot be read, or is no directory.
@@ -149,7 +149,7 @@ impl LeaseDirectory {
 
     /// Opens an existing file, and nothing else that may stand under its name.
     fn open_regular(&self, name: &str, options: &mut OpenOptions) -> io::Result<File> {
-        // Non-blocking, so that a FIFO somebody put there cannot hang us.
+        // Non-blocking, so that a FIFO that was put there cannot hang us.
         let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(self.at(name))?;
         if file.metadata()?.is_file() {
             return Ok(file);
@@ -192,7 +192,7 @@ impl LeaseDirectory {
         }
     }
 
-    /// Takes a lock that nobody has.
+    /// Takes a lock that is free.
     pub(super) fn try_lock(&self, name: &str, exclusive: bool) -> io::Result<Option<File>> {
         let file = self.open_or_make_lock(name)?;
         match if exclusive { file.try_lock() } else { file.try_lock_shared() } {
@@ -211,7 +211,7 @@ impl LeaseDirectory {
         same().unwrap_or(false)
     }
 
-    /// Whether somebody holds `name` exclusively.
+    /// Whether a process holds `name` exclusively.
     pub(super) fn is_locked(&self, name: &str) -> bool {
         match self.open_lock(name) {
             Ok(file) => matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)),
@@ -232,7 +232,7 @@ impl LeaseDirectory {
         self.text(name, NOTE_BYTES).map(|text| Holder::read(&text)).unwrap_or_default()
     }
 
-    /// Who holds a locked file, with the processes that do so now.
+    /// The holder of a locked file, with the processes that hold it now.
     pub(super) fn holder(&self, name: &str) -> Holder {
         let note = self.note(name);
         match self.open_lock(name).and_then(|file| file.metadata()) {
@@ -277,5 +277,65 @@ fn identity(metadata: &std::fs::Metadata) -> (u64, u64) {
 
 /// Wraps the system's words.
 pub(super) fn unusable(path: &Path, error: &io::Error) -> SelectionError {
+    // The directory is used through its descriptor.
+    if error.kind() == ErrorKind::NotFound && !Path::new("/proc/self").exists() {
+        return SelectionError::NoProc;
+    }
     SelectionError::LeaseDirectory { path: path.to_owned(), why: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::model::id::GpuUuid;
+    use crate::model::selection::Hold;
+    use crate::selection::choose::LeaseState;
+    use crate::selection::lease::Outer;
+    use crate::sys::escape::is_unsafe;
+    use crate::tests::fuzz::fuzz;
+
+    const NOTE: &str = r#"{"pid":7,"job":8,"uid":1000,"user":"ann","command":"python x.py","since":1790000000,"share":2,"token":"0123","devices":["GPU-1"]}"#;
+
+    #[test]
+    fn fuzz_no_lease_note_or_ticket_makes_gpurun_panic_or_frees_a_gpu() {
+        let dir = tempfile::tempdir().unwrap();
+        let leases = LeaseDirectory::open_or_create(dir.path()).unwrap();
+        let uuid = GpuUuid::new("GPU-1");
+        let held = leases.lock("GPU-1.lock", true, Duration::ZERO).unwrap().unwrap();
+        let ticket = leases.lock("wait.00000000000000000001.a.lock", true, Duration::ZERO).unwrap().unwrap();
+        let edit = (any::<prop::sample::Index>(), 0usize..30, prop::collection::vec(any::<u8>(), 0..20));
+        let note = prop_oneof![
+            3 => prop::collection::vec(edit, 0..4).prop_map(|edits| {
+                let mut note = NOTE.as_bytes().to_vec();
+                for (at, removed, inserted) in edits {
+                    let at = at.index(note.len() + 1);
+                    let end = (at + removed).min(note.len());
+                    note.splice(at..end, inserted);
+                }
+                note
+            }),
+            1 => prop::collection::vec(any::<u8>(), 0..6000),
+        ];
+        let outer = "\\PC{0,20}:?(GPU-1(\\+(n|s[0-9]{1,12}))*|[a-z.+,/]{0,20})";
+        fuzz(100, |config| {
+            proptest!(config, |(note in note.clone(), outer in outer)| {
+                for file in [&held, &ticket] {
+                    file.write_all_at(&note, 0).unwrap();
+                    file.set_len(note.len() as u64).unwrap();
+                }
+                let outer = Outer::parse(&outer);
+                for hold in [Hold::Exclusive, Hold::Shared(2)] {
+                    let states = leases.states(&[Some(&uuid)], &outer, hold).unwrap();
+                    prop_assert!(matches!(&states[..], [LeaseState::Held(_)]), "{:?}", states);
+                }
+                let holders = leases.holders(&uuid).unwrap();
+                prop_assert_eq!(holders.len(), 1);
+                prop_assert!(!holders[0].to_string().contains(is_unsafe));
+                prop_assert!(holders[0].to_string().chars().count() < 1000);
+                let _ = leases.anybody_waits(&[&uuid]).unwrap();
+            });
+        });
+    }
 }

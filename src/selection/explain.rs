@@ -98,7 +98,8 @@ pub fn verdict_text(verdict: &Verdict) -> String {
     }
 }
 
-/// Why a device was refused: the first constraint that it fails, the processes that use the device, and how many more it fails.
+/// Why a device was refused: the first constraint that it fails, the processes that use the device, and how many
+/// more it fails.
 pub fn refusal(judged: &Judged, device: &DeviceSnapshot) -> Option<String> {
     let mut refusals = judged.verdicts.iter().filter(|verdict| verdict.refuses());
     let first = refusals.next()?;

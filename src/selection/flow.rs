@@ -62,7 +62,7 @@ pub enum ChooseError {
     /// The driver does not answer.
     #[error("{0}")]
     Driver(String),
-    /// `--account-as-free` names nobody.
+    /// `--account-as-free` names no user.
     #[error("--account-as-free: there is no user {0:?}")]
     NoUser(String),
     /// Leases, or constraints that cannot be judged.
@@ -170,7 +170,7 @@ impl<'a> Screen<'a> {
         }
     }
 
-    /// Writes one note; a closed terminal is nobody's error.
+    /// Writes one note; a closed terminal is no error.
     fn note(&mut self, text: &str) {
         if self.verbosity >= Verbosity::Normal {
             self.clear();
@@ -241,7 +241,7 @@ pub struct WatchedDevices {
 
 /// A choice that was made.
 #[derive(Debug)]
-pub struct Settled {
+pub struct ChosenDevices {
     /// What was chosen from.
     pub candidates: Vec<DeviceSnapshot>,
     /// The verdicts and the chosen.
@@ -250,7 +250,7 @@ pub struct Settled {
     pub lease: Option<Lease>,
 }
 
-impl Settled {
+impl ChosenDevices {
     /// The chosen devices, best first.
     pub fn chosen(&self) -> Vec<&DeviceSnapshot> {
         self.choice.chosen.iter().filter_map(|&index| self.candidates.get(index)).collect()
@@ -281,23 +281,23 @@ pub fn choose_for_job(
         ..Holder::this_process()
     };
     let mut ask = ask_cuda;
-    let settled =
+    let taken =
         settle(settings, surroundings, probe, &mut ask, screen, Some(&holder)).inspect_err(|error| {
             if let Some(shortage) = error.shortage().filter(|_| settings.json) {
                 let _ = writeln!(screen.out, "{}", shortage.json);
             }
         })?;
     if settings.json {
-        let json = explain::json(&settled.choice, &settled.candidates, settings.format);
+        let json = explain::json(&taken.choice, &taken.candidates, settings.format);
         let _ = writeln!(screen.out, "{json}");
     } else if settings.explain {
-        screen.explain(&settled.choice, &settled.candidates);
+        screen.explain(&taken.choice, &taken.candidates);
     }
-    let chosen = settled.chosen();
+    let chosen = taken.chosen();
     let names = explain::names(&chosen, settings.format).join(",");
     let mut env: Vec<(OsString, OsString)> =
         vec![(VISIBLE_VARIABLE.into(), names.into()), (ORDER_VARIABLE.into(), "PCI_BUS_ID".into())];
-    if let Some(lease) = &settled.lease {
+    if let Some(lease) = &taken.lease {
         env.push((LEASES_VARIABLE.into(), lease.variable().into()));
     }
     let free = chosen
@@ -306,7 +306,7 @@ pub fn choose_for_job(
         .map(|device| device.memory.as_ref().ok().map(|memory| memory.free))
         .collect();
     let devices = identities(chosen.into_iter());
-    Ok(JobDevices { devices, free, env, lease: settled.lease })
+    Ok(JobDevices { devices, free, env, lease: taken.lease })
 }
 
 /// The devices that a job sees when gpurun does not choose: those `CUDA_VISIBLE_DEVICES` names, all where it is
@@ -363,10 +363,10 @@ pub fn settle(
     ask: CudaOrder<'_>,
     screen: &mut Screen<'_>,
     holder: Option<&Holder>,
-) -> Result<Settled, ChooseError> {
+) -> Result<ChosenDevices, ChooseError> {
     let directory = match settings.hold {
         Hold::None => None,
-        // Who takes nothing needs a directory only to stand in the queue.
+        // A choice that takes nothing needs a directory only to stand in the queue.
         _ if holder.is_none() && settings.patience == Patience::None => {
             LeaseDirectory::open_existing(&surroundings.lease_directory)?
         }
@@ -399,11 +399,11 @@ pub fn settle(
         verbosity: screen.verbosity,
         hidden: None,
     };
-    let settled = chooser.run(screen)?;
-    let loosened: Vec<String> = settled
+    let taken = chooser.run(screen)?;
+    let loosened: Vec<String> = taken
         .choice
         .loosened()
-        .filter_map(|index| settled.candidates.get(index))
+        .filter_map(|index| taken.candidates.get(index))
         .map(explain::device_label)
         .collect();
     if !loosened.is_empty() {
@@ -413,7 +413,7 @@ pub fn settle(
             loosened.join(", ")
         ));
     }
-    Ok(settled)
+    Ok(taken)
 }
 
 /// The uids whose memory counts as free.

@@ -1,4 +1,4 @@
-//! The host-wide lock under which devices are chosen, and the patience with whoever has it.
+//! The host-wide lock under which devices are chosen, and how long its holder is waited for.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct Selecting {
 
 impl Drop for Selecting {
     fn drop(&mut self) {
-        // Whoever locks the file without a note is not mistaken for this process.
+        // A process that locks the file without a note is not mistaken for this one.
         let _ = self.lock.set_len(0);
     }
 }
@@ -120,7 +120,7 @@ mod tests {
         };
         assert_eq!((kept(0, "a"), kept(29, "a")), (0, 29));
         assert_eq!((kept(30, "b"), kept(59, "b"), kept(60, "b")), (0, 29, 30));
-        // A process that locks the file without a note is the same as long as nobody else writes one.
+        // A process that locks the file without a note is the same as long as no other writes one.
         assert_eq!((kept(61, ""), kept(91, "")), (0, 30));
     }
 

@@ -9,10 +9,11 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
+use crate::sys::escape::is_unsafe;
 use crate::sys::stat::Stat;
 use crate::sys::{process, users};
 
-/// Who holds a lease.
+/// The holder of a lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Holder {
@@ -103,7 +104,7 @@ impl Holder {
     /// What others wrote is shown on terminals: no control characters, no screenfuls.
     pub(super) fn cleaned(mut self) -> Self {
         for text in [&mut self.user, &mut self.command, &mut self.token] {
-            *text = text.chars().filter(|c| !c.is_control()).take(200).collect();
+            *text = text.chars().filter(|c| !is_unsafe(*c)).take(200).collect();
         }
         self
     }
@@ -127,7 +128,7 @@ pub fn user(uid: u32) -> String {
 
 /// Shortens a command line for a [`Holder`].
 pub fn command_note(words: &[String]) -> String {
-    let mut text: String = words.join(" ").chars().filter(|c| !c.is_control()).take(81).collect();
+    let mut text: String = words.join(" ").chars().filter(|c| !is_unsafe(*c)).take(81).collect();
     if text.chars().count() > 80 {
         text = text.chars().take(77).collect::<String>() + "...";
     }

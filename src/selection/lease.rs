@@ -6,12 +6,12 @@
 //!
 //! Files in the lease directory, for a device with UUID `U`:
 //!
-//! * `U.lock`: locked exclusively by who has the device alone, shared by each of its sharers;
+//! * `U.lock`: locked exclusively by the process that has the device alone, shared by each of its sharers;
 //! * `U+s0.lock`, `U+s1.lock`, ...: one sharer each;
 //! * `U+n.lock`: a gpurun inside the job of the one that holds `U.lock`, and so on: `U+n+n`, `U+s1+n`.
 //!
-//! Everything is taken under `select.lock`. Looking takes a shared lock for a moment and disturbs nobody:
-//! who takes a lock has made sure under `select.lock` that nobody holds it, and outlasts such a moment.
+//! Everything is taken under `select.lock`. Looking takes a shared lock for a moment and disturbs no other process:
+//! a process that takes a lock has made sure under `select.lock` that it is free, and outlasts such a moment.
 //!
 //! Lock files that exist are opened without `O_CREAT`: `fs.protected_regular` then leaves files of other users alone.
 
@@ -33,6 +33,8 @@ use crate::model::selection::Hold;
 /// Tells a gpurun inside a job what the outer one holds: a token, then the scopes of its leases.
 pub const LEASES_VARIABLE: &str = "GPURUN_LEASES";
 
+/// How long such a look may keep a file from being locked again; the job is not followed meanwhile.
+const RESTORE_PATIENCE: Duration = Duration::from_millis(200);
 /// How often the holder of a lease looks whether its files are still there.
 pub const HOLDER_LOOK: Duration = Duration::from_secs(2);
 
@@ -166,7 +168,7 @@ impl LeaseDirectory {
         Ok(names)
     }
 
-    /// Waits until nobody holds `name` exclusively. Blocks in the kernel, for as long as it takes.
+    /// Waits until no process holds `name` exclusively. Blocks in the kernel, for as long as it takes.
     ///
     /// # Errors
     /// The system's words; a file that is gone is not an error.
@@ -324,7 +326,8 @@ impl Lease {
                 if directory.is_current(&held.name, &held.file) {
                     continue;
                 }
-                let locked = directory.try_lock(&held.name, held.exclusive);
+                let patience = if part.taken { Duration::ZERO } else { RESTORE_PATIENCE };
+                let locked = directory.lock(&held.name, held.exclusive, patience);
                 match locked.map_err(|error| unusable(directory.path(), &error))? {
                     Some(file) => held.file = file,
                     None if part.taken => {}
@@ -346,7 +349,7 @@ impl Lease {
     }
 }
 
-/// Whether a file is among the sorted `names`: one that is not there need not be opened to know that nobody holds it.
+/// Whether a file is among the sorted `names`: one that is not there need not be opened to know that it is free.
 fn listed(names: &[String], name: &str) -> bool {
     names.binary_search_by(|listed| listed.as_str().cmp(name)).is_ok()
 }

@@ -1,9 +1,9 @@
-//! The queue of those who wait: first come, first served, among those who want the same devices.
+//! The queue of waiting processes: first come, first served, among those that want the same devices.
 //!
 //! A ticket is a locked file in the lease directory whose name holds its number; it ends with its process. A waiter sets
 //! the file's time again and again: one that does not (it is stopped, frozen, or hangs in the driver) is passed over, and
-//! has its place again when it goes on. Who is not first blocks in the kernel on the ticket before its own, so a long
-//! queue costs next to nothing.
+//! has its place again when it goes on. A waiter that is not first blocks in the kernel on the ticket before its
+//! own, so a long queue costs next to nothing.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -134,7 +134,7 @@ impl Ticket {
             .filter(|name| self.directory.waits_for(name, &self.devices)))
     }
 
-    /// Who has a ticket.
+    /// The process that has a ticket.
     pub fn holder_of(&self, name: &str) -> Holder {
         let waiter = self.directory.waiter(name).unwrap_or_default();
         let process = Some(waiter.process.pid).filter(|pid| *pid != 0);

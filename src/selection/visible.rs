@@ -238,6 +238,7 @@ mod tests {
     use super::*;
     use crate::model::device::MigPlace;
     use crate::model::reading::Reason;
+    use crate::tests::fuzz::fuzz;
     use proptest::prelude::*;
 
     const UUIDS: [&str; 6] = [
@@ -413,15 +414,34 @@ mod tests {
         fn integers_agree_with_the_plain_words(text in "[ +-]?[0-9a-c]{0,3}(,[ +-]{0,2}[0-9]{0,2}[x.; ]?){0,5}") {
             prop_assert_eq!(seen(&text), by_hand(&text, 6));
         }
+    }
 
-        #[test]
-        fn anything_is_read_without_a_panic(text in "(GPU-|MIG-|MIG-GPU-)?\\PC{0,20}(,[0-9a-f/GPUMI-]{0,12}){0,4}") {
-            let visible = parse(&text, &host(), &Ordinals::PciBus);
-            prop_assert!(visible.devices.len() <= 6);
-            let mut unique = visible.devices.clone();
-            unique.sort_unstable();
-            unique.dedup();
-            prop_assert_eq!(unique.len(), visible.devices.len());
-        }
+    /// Entries of every kind, whole and cut, between anything else.
+    fn entry() -> impl Strategy<Value = String> {
+        let uuid = prop::sample::select(UUIDS.to_vec());
+        let cut = (uuid, 0usize..50).prop_map(|(uuid, end)| uuid[..end.min(uuid.len())].to_owned());
+        prop_oneof![
+            2 => "[ +-]{0,2}[0-9]{0,25}",
+            3 => cut.clone(),
+            1 => (cut, "/[0-9]{1,3}/[0-9]{1,20}").prop_map(|(uuid, place)| format!("MIG-{uuid}{place}")),
+            1 => "(GPU-|MIG-|MIG-GPU-)?\\PC{0,20}",
+        ]
+    }
+
+    #[test]
+    fn fuzz_any_visible_devices_name_each_gpu_once_and_say_what_is_dropped() {
+        fuzz(5_000, |config| {
+            proptest!(config, |(entries in prop::collection::vec(entry(), 0..6), separator in "[,;]{1,2}")| {
+                let text = entries.join(&separator);
+                let visible = parse(&text, &host(), &Ordinals::PciBus);
+                let unique: std::collections::BTreeSet<usize> = visible.devices.iter().copied().collect();
+                prop_assert_eq!(unique.len(), visible.devices.len());
+                prop_assert!(unique.iter().all(|device| *device < 6));
+                prop_assert!(visible.dropped.iter().all(|dropped| !dropped.why.is_empty()));
+                // Every entry names a GPU or is dropped.
+                let named = visible.devices.len() + visible.dropped.len();
+                prop_assert!(named >= text.split(',').count() || text.trim().is_empty() || text.trim() == "-1", "{}", text);
+            });
+        });
     }
 }

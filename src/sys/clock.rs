@@ -31,6 +31,13 @@ pub fn since_boot() -> Duration {
     duration(read(libc::CLOCK_BOOTTIME))
 }
 
+/// CPUs of the machine that are in use, at least 1.
+pub fn online_cpus() -> f64 {
+    // SAFETY: takes a number and reads what the kernel says.
+    let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    count.max(1) as f64
+}
+
 /// Clock ticks of `/proc/PID/stat` in a second; 100 on every Linux so far.
 pub fn ticks_per_second() -> f64 {
     rustix::param::clock_ticks_per_second() as f64

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::model::metric::Kind;
+use crate::model::metric::{Kind, MetricId};
 use crate::model::series::SeriesInfo;
 use crate::model::window::Stats;
 
@@ -165,7 +165,9 @@ pub(super) enum Step {
     GaugeHold { from: Option<(u64, f64)> },
     /// A rate, from the total before to this one; `steady` is the one that min, max and last go by, if there is one.
     Rate { from: u64, rate: f64, steady: Option<f64> },
-    /// A total that gives no rate: the first, one beyond a gap, or one that fell. Spans that ended since
+    /// The mean rate over a gap, from the total before to this one. Spans that ended in the gap are as before a `Base`.
+    Bridge { from: u64, rate: f64, held: Option<(u64, f64)> },
+    /// A total that gives no rate: the first, or one that fell. Spans that ended since
     /// the total before get the rate before that.
     Base { held: Option<(u64, f64)>, fell: bool },
     /// A counter's failed read.
@@ -174,12 +176,22 @@ pub(super) enum Step {
     Nothing,
 }
 
+/// Nanoseconds over which the steps of a total are small. CPU time of processes and of the host has ticks of 10 ms.
+fn resolution(metric: MetricId) -> u64 {
+    match metric {
+        MetricId::HostCpuPercent | MetricId::JobCpuPercent | MetricId::ProcessCpuPercent => 100_000_000,
+        _ => 0,
+    }
+}
+
 /// A series and its last read.
 #[derive(Debug)]
 pub(super) struct Series {
     pub(super) info: Arc<SeriesInfo>,
     kind: Kind,
     pace: u64,
+    /// Rates over less than this say nothing.
+    enough: u64,
     limit: u64,
     /// How long after the end of a span a gauge's value still tells where the last one inside was going.
     edge: u64,
@@ -203,10 +215,12 @@ impl Series {
             if pace == 0 { u64::MAX } else { (pace / 2).saturating_mul(5).saturating_add(pace % 2 * 5 / 2) };
         let kind = info.kind();
         let edge = slack.min(pace / 2);
+        let enough = (pace / 2).max(resolution(info.metric));
         Series {
             info,
             kind,
             pace,
+            enough,
             limit,
             edge,
             born: None,
@@ -249,29 +263,36 @@ impl Series {
                     _ => self.value = Some(Point { at, value: total }),
                 }
                 let held = before.and_then(|point| Some((point.at, self.rate?)));
-                let Some(point) = before.filter(|point| at - point.at <= self.limit) else {
+                let Some(point) = before else {
                     (self.rate, self.anchor) = (None, None);
                     return Step::Base { held, fell: false };
                 };
+                let is_gap = at - point.at > self.limit;
                 // Totals that are sums of many may wobble in their last digits.
                 let rise = total - point.value;
-                if rise < -1e-9 * point.value.abs().max(1.0) {
-                    (self.rate, self.anchor) = (None, None);
-                    return Step::Base { held, fell: true };
-                }
+                let fell = rise < -1e-9 * point.value.abs().max(1.0);
                 let rate = rise.max(0.0) / ((at - point.at) as f64 / NANOS);
-                let steady = self.steady(point, Point { at, value: total }, rate);
-                self.rate = Some(steady.unwrap_or(rate));
-                Step::Rate { from: point.at, rate, steady }
+                if fell || is_gap {
+                    (self.rate, self.anchor) = (None, None);
+                }
+                match (fell, is_gap) {
+                    (true, _) => Step::Base { held, fell: !is_gap },
+                    (false, true) => Step::Bridge { from: point.at, rate, held },
+                    (false, false) => {
+                        let steady = self.steady(point, Point { at, value: total }, rate);
+                        self.rate = Some(steady.unwrap_or(rate));
+                        Step::Rate { from: point.at, rate, steady }
+                    }
+                }
             }
         }
     }
 
-    /// The rate that min, max and last go by. Many totals are counted in steps (CPU time in ticks of 10 ms), so that a
-    /// rate over less than half a pace, as between an extra read and the one before it, may be 0 or many times the
+    /// The rate that min, max and last go by. Many totals are counted in steps, so that a rate over less than half a pace,
+    /// as between an extra read and the one before it, or over less than the steps resolve, may be 0 or many times the
     /// truth: it is taken together with the time before. `None` while even that is too short.
     fn steady(&mut self, point: Point, now: Point, rate: f64) -> Option<f64> {
-        let enough = self.pace / 2;
+        let enough = self.enough;
         if now.at - point.at >= enough {
             self.anchor = Some(point);
             return Some(rate);
@@ -374,6 +395,12 @@ impl Series {
                     acc.rate(rate, steady);
                 }
             }
+            Step::Bridge { from, rate, .. } => {
+                if at > start {
+                    acc.cover(rate, at - from.max(start));
+                    acc.rate(rate, None);
+                }
+            }
             Step::Base { fell, .. } => acc.miss(u32::from(fell)),
             Step::CounterMissing => acc.miss(1),
             Step::Nothing => {}
@@ -406,7 +433,7 @@ impl Series {
                     acc.note(steady);
                 }
             }
-            Step::Base { held: Some((from, rate)), .. }
+            Step::Base { held: Some((from, rate)), .. } | Step::Bridge { held: Some((from, rate)), .. }
                 if from < end && acc.is_blank() && end - from <= self.limit =>
             {
                 acc.note(rate);

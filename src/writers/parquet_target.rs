@@ -196,7 +196,7 @@ impl Recovered {
 /// Finishes the journal of a run whose gpurun was killed: writes the Parquet file, then removes the journal if all of it
 /// but a torn end was read.
 ///
-/// Fails with [`WriterError::Busy`] while a gpurun writes the journal.
+/// Fails with `WriterError::Busy` while a gpurun writes the journal.
 pub fn recover(journal: &Path) -> Result<Recovered, WriterError> {
     let directory = directory_of(journal);
     let directory = Directory::open(directory).map_err(WriterError::io("open", directory))?;

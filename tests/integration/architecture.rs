@@ -128,7 +128,7 @@ fn code(text: &str) -> String {
 const FILE_LINES: usize = 600;
 
 /// A function of `src` has at most this many lines.
-const FUNCTION_LINES: usize = 80;
+const FUNCTION_LINES: usize = 70;
 
 fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'

@@ -336,3 +336,22 @@ lost_from = 10
     assert!((silent + since - duration).abs() < 1e-6, "{silent} s since {since} s in {duration} s");
     assert!(since >= 0.5 && silent > duration / 2.0, "{silent} s since {since} s");
 }
+
+#[test]
+fn a_missing_proc_is_named_as_what_is_missing() {
+    let place = Place::new("[[gpu]]\nmemory_total = 10000\nmemory_used = 0\n");
+    std::fs::create_dir(place.path("leases")).unwrap();
+    let gpurun = crate::support::gpurun().to_str().unwrap();
+    let script = format!(
+        "mount -t tmpfs none /proc || exit 99
+        {gpurun} -n 1 --log x.csv -- true; echo $?
+        {gpurun} --log x.csv -- true; echo $?"
+    );
+    let unshared = ["--user", "--map-root-user", "--mount", "sh", "-c", &script];
+    let output = place.program("unshare".as_ref(), &unshared).output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(text(&output.stdout), "125\n0\n", "{said}");
+    assert!(said.contains("cannot hold GPUs: /proc is not mounted"), "{said}");
+    assert!(said.contains("cannot read /proc: it is not mounted"), "{said}");
+    assert!(!said.contains("lease directory"), "{said}");
+}

@@ -12,8 +12,8 @@ use gpurun::internals::{
     ProcessKey, ReadRow, Row, RowKind, RunEnd, RunInfo, SeriesInfo, Stats, Target, TargetFailure, Wall,
     WindowBatch, WriterReport, WriterSettings,
 };
-use proptest::test_runner::Config as ProptestConfig;
 
+use crate::fuzz::fuzz;
 use crate::support;
 
 mod csv;
@@ -189,12 +189,6 @@ pub(crate) fn parse(dir: &Path, name: &str) -> Target {
     }
 }
 
-/// How often a property is tried on damaged files: as often as it says, times `GPURUN_TEST_MUTATIONS`.
-fn mutations(cases: u32) -> ProptestConfig {
-    let times = std::env::var("GPURUN_TEST_MUTATIONS").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
-    ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases.saturating_mul(times)) }
-}
-
 fn assert_clean(reports: &[WriterReport]) {
     for report in reports {
         assert_eq!(report.error, None, "{report:?}");
@@ -262,12 +256,8 @@ fn append_cuts_a_torn_line_and_says_so() {
 }
 
 /// Waits for a condition that another thread brings about.
-pub(crate) fn wait_until(mut done: impl FnMut() -> bool) {
-    let until = std::time::Instant::now() + DEADLINE;
-    while !done() {
-        assert!(std::time::Instant::now() < until, "the condition never held");
-        std::thread::yield_now();
-    }
+pub(crate) fn wait_until(done: impl FnMut() -> bool) {
+    support::until_holds("the writers have come so far", done);
 }
 
 #[test]

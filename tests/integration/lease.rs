@@ -6,30 +6,16 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fake_nvml::{Gpu, Mig, Scenario};
 
 use super::selection::{Host, gpus};
 use super::support;
+use crate::support::until;
 
 mod check;
 mod hostile;
-
-/// Long enough for anything that will happen at all.
-const DEADLINE: Duration = Duration::from_secs(60);
-
-/// Polls until something is there; fails when it never comes.
-fn until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + DEADLINE;
-    loop {
-        if let Some(value) = ready() {
-            return value;
-        }
-        assert!(Instant::now() < end, "never happened: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
 
 /// A gpurun whose job says which devices it has, and ends when its standard input does.
 struct Running {

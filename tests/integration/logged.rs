@@ -3,14 +3,11 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use fake_nvml::{Installed, Scenario};
 
 use crate::support;
-
-/// The longest that anything may take before a test fails; nothing waits that long when all is well.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) use crate::support::{text, until};
 
 /// A directory with simulated GPUs, a scripted clock, and whatever the runs in it write.
 pub(crate) struct Place {
@@ -73,23 +70,6 @@ impl Place {
 
     pub(crate) fn csv(&self, name: &str) -> Rows {
         Rows::read(&self.path(name))
-    }
-}
-
-pub(crate) fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Waits until a condition holds.
-#[track_caller]
-pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < end, "never happened: {what}");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

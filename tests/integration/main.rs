@@ -12,6 +12,7 @@ mod docs;
 mod fake_driver;
 mod faults;
 mod files;
+mod fuzz;
 mod gpm;
 mod gpu_truth;
 mod hardening;

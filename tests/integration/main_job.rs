@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use fake_nvml::Installed;
 
 use crate::support;
+use crate::support::text;
 
 /// One row of the long CSV by column name.
 pub(crate) struct Csv {
@@ -59,10 +60,6 @@ fn command(dir: &Path, driver: Option<&Installed>, args: &[&str]) -> Command {
         None => drop(command.env("GPURUN_NVML_LIBRARY", dir.join("no-such-library.so"))),
     }
     command
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 #[test]

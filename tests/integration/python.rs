@@ -10,16 +10,12 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
 
 use fake_nvml::{Gpu, Installed, Level, Scenario, Signal};
 use serde_json::Value;
 
 use crate::main_job::Csv;
 use crate::support;
-
-/// Only bounds how long a broken program can hang a test; nothing is measured.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -273,11 +269,7 @@ sys.exit(23)
         format!("GPURUN_PID=$PPID \"$PYTHON\" {job} 2> errors; echo $? > status.new; mv status.new status");
     let output = gpurun(dir, None, &["--log", "x.csv"], &["sh", "-c", &shell]).output().unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(9));
-    let deadline = Instant::now() + PATIENCE;
-    while !dir.join("status").exists() {
-        assert!(Instant::now() < deadline, "the job did not end");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    support::until_holds("the job ends", || dir.join("status").exists());
     assert_eq!(std::fs::read_to_string(dir.join("errors")).unwrap(), "");
     assert_eq!(std::fs::read_to_string(dir.join("status")).unwrap(), "23\n");
 }

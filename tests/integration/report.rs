@@ -5,15 +5,12 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::support;
+use crate::support::text;
 
 const HEADER: &str = "time,start,window_s,run,host,rank,kind,tag,occurrence,epoch,step,scope,gpu,cuda,uuid,pid,process,metric,unit,mean,min,max,last,samples,missing\n";
 
 fn report(dir: &Path, args: &[&str]) -> Output {
     Command::new(support::gpurun()).arg("report").args(args).current_dir(dir).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 fn quoted(text: &str) -> String {

@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// The gpurun that Cargo built for this test run.
 #[allow(dead_code, reason = "the first subject here does not run gpurun")]
@@ -59,4 +60,31 @@ pub(crate) fn sockets_of(minder: i32) -> Vec<PathBuf> {
     let minder = minder.to_string();
     let paths = entries.map(|entry| entry.unwrap().path());
     paths.filter(|path| path.file_stem().is_some_and(|name| *name == *minder)).collect()
+}
+
+/// Bounds how long a broken program can hang a test; nothing is measured by it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Waits until `look` finds something.
+#[track_caller]
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "never happened: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until a condition holds.
+#[track_caller]
+pub(crate) fn until_holds(what: &str, mut holds: impl FnMut() -> bool) {
+    until(what, || holds().then_some(()));
+}
+
+/// Output of a program as text.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }

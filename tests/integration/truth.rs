@@ -52,3 +52,26 @@ fn the_log_holds_the_peak_of_a_spike() {
     let peak = rss.filter(|row| !row["max"].is_empty()).map(|row| number(row, "max")).fold(0.0, f64::max);
     assert!(peak > 400.0 && peak < 440.0, "{peak}");
 }
+
+#[test]
+fn one_busy_thread_is_one_core() {
+    // The end comes a moment after a sample, and what the kernel then says is exact.
+    for seconds in ["1.005", "1.205"] {
+        let (said, rows) = logged(&format!(
+            "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass\n\
+             print(time.process_time())"
+        ));
+        let cpu: Vec<_> = rows.iter().filter(|row| row["metric"] == "cpu_percent").collect();
+        let cpus = std::thread::available_parallelism().unwrap().get() as f64;
+        for row in &cpu {
+            // A tick of 10 ms more than 200 ms have.
+            let whole = number(row, "window_s") > 0.1;
+            let most = if whole { 106.0 } else { 100.0 * cpus };
+            assert!(number(row, "max") <= most, "{} % of {} s", row["max"], row["window_s"]);
+        }
+        let used: f64 = cpu.iter().map(|row| number(row, "mean") / 100.0 * number(row, "window_s")).sum();
+        let said: f64 = said.trim().parse().unwrap();
+        // Beside what it says, the job has started and ended.
+        assert!(used > said * 0.95 && used < said + 0.2, "{used} of {said}");
+    }
+}

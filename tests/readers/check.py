@@ -228,7 +228,8 @@ def events(directory, run, fast, points):
         assert not [tag for tag in tags if "decoder" in tag or "fan_speed" in tag], sorted(tags)
         layout = fetch(found[0] + "data/plugin/custom_scalars/layout")
         charts = {c["title"]: [chart["title"] for chart in c["chart"]] for c in layout["category"]}
-        assert list(charts)[0] == "1 GPU" and charts["1 GPU"][0] == "gpu_utilization (%)", charts
+        # The page shows the last chart of a category first.
+        assert list(charts)[0] == "1 GPU" and charts["1 GPU"][-1] == "gpu_utilization (%)", charts
         band = layout["category"][0]["chart"][0]["margin"]["series"][0]
         assert set(band.values()) <= set(tags), band
         query = urllib.parse.urlencode({"run": run, "tag": layout["category"][-1]["chart"][0]["multiline"]["tag"][0]})

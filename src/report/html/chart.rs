@@ -327,7 +327,7 @@ fn line_path(out: &mut String, frame: &Frame, run: &[Point], y: &impl Fn(f64) ->
     for point in &run[1..] {
         pen.step(out, frame.x(point.from), y(point.mean()))?;
     }
-    // A lone window narrower than a pixel is still seen.
+    // A single window narrower than a pixel is still seen.
     let end = frame.x(last.to).max(frame.x(first.from) + 12);
     pen.step(out, end, pen.y)?;
     pen.flush(out)

@@ -34,7 +34,8 @@ impl Sampler {
             }
             return;
         }
-        whole.push(MetricId::JobCpuPercent, Reading::Value(100.0 * totals.cpu_seconds), out);
+        let cpu = self.job_cpu.clamp(out.at, 100.0 * totals.cpu_seconds);
+        whole.push(MetricId::JobCpuPercent, Reading::Value(cpu), out);
         whole.push(MetricId::JobIoRead, known(totals.read.map(|bytes| bytes / MIB)), out);
         whole.push(MetricId::JobIoWrite, known(totals.written.map(|bytes| bytes / MIB)), out);
         // A job that has ended has no memory; it would be wrong to let its last window sink to 0.

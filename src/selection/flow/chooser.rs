@@ -1,4 +1,4 @@
-//! One choice from the first look to the lease: looks, takes, or stands in the queue.
+//! One choice from the first reading of the devices to the lease: reads, takes, or stands in the queue.
 
 use std::sync::Arc;
 use std::thread;
@@ -8,8 +8,8 @@ use super::observe::Observer;
 use super::order::ordinals;
 use super::waiting::Wait;
 use super::{
-    ChooseError, CudaOrder, Probe, Screen, Settled, Shortage, Surroundings, VISIBLE_VARIABLE, dropped_notes,
-    verdicts,
+    ChooseError, ChosenDevices, CudaOrder, Probe, Screen, Shortage, Surroundings, VISIBLE_VARIABLE,
+    dropped_notes, verdicts,
 };
 use crate::model::device::{ComputeMode, DeviceSnapshot, ProbeRequest};
 use crate::model::id::GpuUuid;
@@ -24,8 +24,8 @@ use crate::selection::lease::HOLDER_LOOK;
 use crate::selection::visible::{self, Ordinals};
 use crate::sys::notice::Verbosity;
 
-/// One look at the devices.
-pub(super) struct Look {
+/// What the devices were at one reading, and what was chosen of them.
+pub(super) struct Evaluation {
     pub(super) candidates: Vec<DeviceSnapshot>,
     pub(super) choice: Choice,
 }
@@ -53,7 +53,7 @@ pub(super) struct Chooser<'a> {
 }
 
 impl Chooser<'_> {
-    pub(super) fn run(mut self, screen: &mut Screen<'_>) -> Result<Settled, ChooseError> {
+    pub(super) fn run(mut self, screen: &mut Screen<'_>) -> Result<ChosenDevices, ChooseError> {
         let begun = Instant::now();
         let deadline = match self.settings.patience {
             Patience::For(patience) => begun.checked_add(patience),
@@ -75,11 +75,11 @@ impl Chooser<'_> {
         if look.choice.enough && !(waits && self.anybody_waits(&look)?) {
             if self.directory.is_none() || self.holder.is_none() {
                 // Nothing is taken, so there is nothing to look for again.
-                let Look { candidates, choice } = look;
-                return Ok(Settled { candidates, choice, lease: None });
+                let Evaluation { candidates, choice } = look;
+                return Ok(ChosenDevices { candidates, choice, lease: None });
             }
             match self.attempt(deadline, &mut || {}) {
-                Ok(Some(settled)) => return Ok(settled),
+                Ok(Some(taken)) => return Ok(taken),
                 Ok(None) => {}
                 // Waiting goes on for as long as it was asked for.
                 Err(ChooseError::Selection(SelectionError::SelectLock { .. })) if waits => {}
@@ -96,7 +96,7 @@ impl Chooser<'_> {
     }
 
     /// Probes, narrows, asks for leases, chooses.
-    pub(super) fn look(&mut self) -> Result<Look, ChooseError> {
+    pub(super) fn look(&mut self) -> Result<Evaluation, ChooseError> {
         let mut request = self.request;
         // Names tell whether CUDA's own order can differ from the bus's.
         request.name |= self.ordinals.is_none() && self.text.as_deref().is_some_and(visible::has_ordinals);
@@ -122,7 +122,7 @@ impl Chooser<'_> {
             }
         };
         let choice = choose(&self.constraints, &candidates, &leases)?;
-        Ok(Look { candidates, choice })
+        Ok(Evaluation { candidates, choice })
     }
 
     /// Keeps what the inherited `CUDA_VISIBLE_DEVICES` names, in its order.
@@ -171,13 +171,13 @@ impl Chooser<'_> {
         &mut self,
         deadline: Option<Instant>,
         meanwhile: &mut dyn FnMut(),
-    ) -> Result<Option<Settled>, ChooseError> {
+    ) -> Result<Option<ChosenDevices>, ChooseError> {
         let Some(holder) = self.holder else {
-            let Look { candidates, choice } = self.look()?;
-            return Ok(choice.enough.then_some(Settled { candidates, choice, lease: None }));
+            let Evaluation { candidates, choice } = self.look()?;
+            return Ok(choice.enough.then_some(ChosenDevices { candidates, choice, lease: None }));
         };
         let Some(selecting) = self.select(deadline, meanwhile)? else { return Ok(None) };
-        let Look { candidates, choice } = self.look()?;
+        let Evaluation { candidates, choice } = self.look()?;
         if !choice.enough {
             return Ok(None);
         }
@@ -187,18 +187,18 @@ impl Chooser<'_> {
             .filter_map(|&index| candidates.get(index)?.uuid.as_ref().ok().cloned())
             .collect();
         let lease = selecting.take(&uuids, &self.surroundings.outer, self.settings.hold, holder)?;
-        Ok(lease.map(|lease| Settled { candidates, choice, lease: Some(lease) }))
+        Ok(lease.map(|lease| ChosenDevices { candidates, choice, lease: Some(lease) }))
     }
 
-    fn anybody_waits(&self, look: &Look) -> Result<bool, ChooseError> {
+    fn anybody_waits(&self, look: &Evaluation) -> Result<bool, ChooseError> {
         match &self.directory {
             None => Ok(false),
             Some(directory) => Ok(directory.anybody_waits(&possible(look))?),
         }
     }
 
-    /// Reads who uses the devices, for the explanation. What cannot be read is left out of it.
-    pub(super) fn add_users(&mut self, look: &mut Look) {
+    /// Reads which processes use the devices, for the explanation. What cannot be read is left out of it.
+    pub(super) fn add_users(&mut self, look: &mut Evaluation) {
         let request = ProbeRequest { processes: true, ..ProbeRequest::default() };
         let Ok(snapshots) = (self.probe)(&request) else { return };
         for device in &mut look.candidates {
@@ -209,7 +209,7 @@ impl Chooser<'_> {
         }
     }
 
-    pub(super) fn too_few(&self, look: &Look) -> Shortage {
+    pub(super) fn too_few(&self, look: &Evaluation) -> Shortage {
         let wanted = self.constraints.count.min as usize;
         let chosen = look.choice.chosen.len();
         let mut text = format!(
@@ -224,7 +224,7 @@ impl Chooser<'_> {
         self.with_reasons(text, look)
     }
 
-    fn never(&self, look: &Look, attainable: usize) -> Shortage {
+    fn never(&self, look: &Evaluation, attainable: usize) -> Shortage {
         let wanted = self.constraints.count.min as usize;
         let text = format!(
             "{wanted} {} needed, but at most {attainable} of {} can ever satisfy the constraints",
@@ -235,7 +235,7 @@ impl Chooser<'_> {
     }
 
     /// Adds what hides GPUs, and why each device was refused.
-    fn with_reasons(&self, mut line: String, look: &Look) -> Shortage {
+    fn with_reasons(&self, mut line: String, look: &Evaluation) -> Shortage {
         line.push_str(&self.hidden_text());
         for reason in verdicts(&look.choice, &look.candidates, self.verbosity) {
             line.push_str("\n  ");
@@ -256,7 +256,7 @@ impl Chooser<'_> {
 }
 
 /// Devices that waiting could give.
-pub(super) fn possible(look: &Look) -> Vec<&GpuUuid> {
+pub(super) fn possible(look: &Evaluation) -> Vec<&GpuUuid> {
     look.choice
         .judged
         .iter()

@@ -59,7 +59,7 @@ pub fn this_is_gpurun() {
 /// Asks libcuda in a child of our own binary, so that nothing of CUDA stays in this process.
 pub fn ask_cuda() -> Result<Vec<GpuUuid>, String> {
     if !IS_GPURUN.load(Ordering::Relaxed) {
-        // Started once more, a program of somebody else's would do its own work.
+        // Started once more, another program would do its own work.
         return Err("only the gpurun command can read it".to_owned());
     }
     let binary = std::env::current_exe().map_err(|error| error.to_string())?;

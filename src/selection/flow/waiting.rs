@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::chooser::{Chooser, Look, gpus, possible};
+use super::chooser::{Chooser, Evaluation, gpus, possible};
 use super::observe::Observer;
 use super::watch::Watchers;
-use super::{ChooseError, Screen, Settled, Shortage};
+use super::{ChooseError, ChosenDevices, Screen, Shortage};
 use crate::model::id::GpuUuid;
 use crate::selection::SelectionError;
 use crate::selection::choose::Constraint;
@@ -21,7 +21,7 @@ const LOG_LINE: Duration = Duration::from_secs(60);
 
 /// How a wait stands.
 pub(super) struct Wait {
-    pub(super) look: Look,
+    pub(super) look: Evaluation,
     pub(super) begun: Instant,
     pub(super) deadline: Option<Instant>,
     ticket: Option<Ticket>,
@@ -30,7 +30,7 @@ pub(super) struct Wait {
 }
 
 impl Wait {
-    pub(super) fn new(look: Look, begun: Instant, deadline: Option<Instant>) -> Self {
+    pub(super) fn new(look: Evaluation, begun: Instant, deadline: Option<Instant>) -> Self {
         Self { look, begun, deadline, ticket: None, trouble: None }
     }
 
@@ -47,17 +47,21 @@ impl Wait {
 
 impl Chooser<'_> {
     /// Stands in the queue until the constraints hold.
-    pub(super) fn wait(mut self, mut wait: Wait, screen: &mut Screen<'_>) -> Result<Settled, ChooseError> {
+    pub(super) fn wait(
+        mut self,
+        mut wait: Wait,
+        screen: &mut Screen<'_>,
+    ) -> Result<ChosenDevices, ChooseError> {
         let mut watchers = Watchers::new();
         let pace = if screen.columns.is_some() { LIVE_LINE } else { LOG_LINE };
         // How often the driver is asked about processes that hold no lease.
         let poll = self.observer.as_ref().map_or(BEAT, Observer::pace);
         let mut next_status = Instant::now();
         loop {
-            let settled = self.round(&mut wait).inspect_err(|_| screen.clear())?;
-            if let Some(settled) = settled {
+            let taken = self.round(&mut wait).inspect_err(|_| screen.clear())?;
+            if let Some(taken) = taken {
                 screen.clear();
-                return Ok(settled);
+                return Ok(taken);
             }
             self.watch(&wait, &mut watchers)?;
             let now = Instant::now();
@@ -75,8 +79,8 @@ impl Chooser<'_> {
         }
     }
 
-    /// Shows that this waiter is there, and tries to take something where nobody is ahead.
-    fn round(&mut self, wait: &mut Wait) -> Result<Option<Settled>, ChooseError> {
+    /// Shows that this waiter is there, and tries to take something where no other is ahead.
+    fn round(&mut self, wait: &mut Wait) -> Result<Option<ChosenDevices>, ChooseError> {
         // The sidecar may go on alone while the gpurun that the user sees is stopped.
         if is_stopped(self.me.pid) {
             return Ok(None);
@@ -93,9 +97,9 @@ impl Chooser<'_> {
             self.attempt(wait.deadline, &mut || wait.ticket.iter().for_each(Ticket::beat))
         });
         match tried {
-            Ok(settled) => {
+            Ok(taken) => {
                 wait.trouble = None;
-                Ok(settled)
+                Ok(taken)
             }
             // The driver may be reloading, the lock may be in slow hands: neither ends the wait.
             Err(
@@ -154,7 +158,7 @@ impl Chooser<'_> {
         Ok(why)
     }
 
-    /// How many are ahead in the queue, and who is served first; `None` where nobody is.
+    /// How many are ahead in the queue, and which is served first; `None` where there is none.
     fn ahead_text(&self, wait: &Wait) -> Result<Option<String>, ChooseError> {
         let ahead: Vec<String> = wait.ahead()?.collect();
         let (Some(first), Some(ticket)) = (ahead.last(), &wait.ticket) else { return Ok(None) };
@@ -190,7 +194,7 @@ fn is_stopped(pid: u32) -> bool {
 }
 
 /// Devices that a lease keeps from us.
-fn held(look: &Look) -> Vec<&GpuUuid> {
+fn held(look: &Evaluation) -> Vec<&GpuUuid> {
     look.choice
         .judged
         .iter()
@@ -200,7 +204,7 @@ fn held(look: &Look) -> Vec<&GpuUuid> {
 }
 
 /// The first refusal of each refused device, in words.
-fn refusals(look: &Look) -> impl Iterator<Item = String> + '_ {
+fn refusals(look: &Evaluation) -> impl Iterator<Item = String> + '_ {
     look.choice.judged.iter().filter_map(|judged| {
         let device = look.candidates.get(judged.candidate)?;
         Some(format!("{} {}", explain::device_label(device), explain::refusal(judged, device)?))

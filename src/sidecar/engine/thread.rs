@@ -143,7 +143,7 @@ impl EngineThread {
     fn follow(&mut self) {
         self.begin_sampling();
         let mut deadlines = Deadlines::new(self.run.start_mono, self.logging.interval);
-        if let Some(sampler) = &self.sampler {
+        if let Some(sampler) = &mut self.sampler {
             sampler.begin(self.run.start_mono, &mut self.sample);
             self.fold.sample(&self.sample);
         }

@@ -338,7 +338,7 @@ struct Logged {
 }
 
 /// Everything the job says, in order, and the truth about it.
-struct Told {
+struct Scripted {
     marks: Vec<(u64, MarkOp)>,
     steps: Vec<Truth>,
     scalars: Vec<Logged>,
@@ -346,11 +346,11 @@ struct Told {
 }
 
 impl Job {
-    fn tell(&self) -> Told {
-        let mut told = Told { marks: Vec::new(), steps: Vec::new(), scalars: Vec::new(), end: 0 };
+    fn tell(&self) -> Scripted {
+        let mut scripted = Scripted { marks: Vec::new(), steps: Vec::new(), scalars: Vec::new(), end: 0 };
         let (mut at, mut epoch) = (10, 0);
         for (opening, acts) in self.openings.iter().enumerate() {
-            told.marks.push((at, begin("train")));
+            scripted.marks.push((at, begin("train")));
             // The earliest that a step may have begun, if its begin is not marked.
             let mut earliest = at;
             let (mut opened, mut opened_before): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
@@ -360,38 +360,38 @@ impl Job {
                 match act {
                     Act::Epoch => {
                         epoch += 1;
-                        told.marks.push((at, MarkOp::Epoch { epoch: Some(epoch as i64) }));
+                        scripted.marks.push((at, MarkOp::Epoch { epoch: Some(epoch as i64) }));
                         (earliest, beside) = (at, 0);
                     }
                     Act::Tag { name, length } => {
-                        told.marks.push((at, begin(NAMES[*name])));
+                        scripted.marks.push((at, begin(NAMES[*name])));
                         at += length;
-                        told.marks.push((at, end(NAMES[*name])));
+                        scripted.marks.push((at, end(NAMES[*name])));
                         if !opened_before.contains(name) {
                             beside += length;
                         }
                         opened.push(*name);
                     }
                     Act::Step { before, length } => {
-                        let place = told.steps.len();
+                        let place = scripted.steps.len();
                         let n = place as i64 + 1;
-                        self.log(&mut told, place, at, |when| matches!(when, When::Before));
+                        self.log(&mut scripted, place, at, |when| matches!(when, When::Before));
                         at += before;
                         if self.both_ends {
-                            told.marks.push((at, step_begin(n)));
+                            scripted.marks.push((at, step_begin(n)));
                         }
                         let began = if self.both_ends { at } else { earliest };
-                        self.log(&mut told, place, at, |when| matches!(when, When::Inside));
+                        self.log(&mut scripted, place, at, |when| matches!(when, When::Inside));
                         at += length;
-                        told.marks.push((at, step(n, self.both_ends.then_some(ms(began)).map(millis))));
+                        scripted.marks.push((at, step(n, self.both_ends.then_some(ms(began)).map(millis))));
                         let section = (opening, epoch);
-                        told.steps.push(Truth { n, began, ended: at, section, beside });
+                        scripted.steps.push(Truth { n, began, ended: at, section, beside });
                         (earliest, beside) = (at, 0);
                         opened_before = std::mem::take(&mut opened);
                         for back in 0..4 {
                             let Some(place) = place.checked_sub(back) else { break };
                             self.log(
-                                &mut told,
+                                &mut scripted,
                                 place,
                                 at,
                                 |when| matches!(when, When::After(n) if *n == back),
@@ -401,47 +401,47 @@ impl Job {
                 }
             }
             at += 7;
-            told.marks.push((at, end("train")));
+            scripted.marks.push((at, end("train")));
             at += 20;
         }
-        told.end = at + 100;
-        told
+        scripted.end = at + 100;
+        scripted
     }
 
-    fn log(&self, told: &mut Told, place: usize, at: u64, now: impl Fn(&When) -> bool) {
+    fn log(&self, scripted: &mut Scripted, place: usize, at: u64, now: impl Fn(&When) -> bool) {
         let Some(scalars) = self.scalars.get(place % self.scalars.len()) else { return };
         for (number, _) in scalars.iter().enumerate().filter(|(_, when)| now(when)) {
             let name = format!("scalar {place} {number}");
-            told.marks.push((at, log(Some(place as i64 + 1), &name, 1.0)));
-            let opening = told.marks.iter().filter(|(_, op)| *op == begin("train")).count() - 1;
-            let in_time = told.steps.get(place).is_none_or(|step| step.section.0 == opening);
-            told.scalars.push(Logged { name, place, ended: told.steps.len(), in_time });
+            scripted.marks.push((at, log(Some(place as i64 + 1), &name, 1.0)));
+            let opening = scripted.marks.iter().filter(|(_, op)| *op == begin("train")).count() - 1;
+            let in_time = scripted.steps.get(place).is_none_or(|step| step.section.0 == opening);
+            scripted.scalars.push(Logged { name, place, ended: scripted.steps.len(), in_time });
         }
     }
 
     /// Everything delivered late, in the order in which the job said it.
-    fn run(&self, told: &Told) -> Vec<WindowBatch> {
+    fn run(&self, scripted: &Scripted) -> Vec<WindowBatch> {
         let mut fold = Fold::new(FoldSettings { every_n_steps: self.every, ..settings(4000, 300) }, ms(0));
         fold.open_series(GAUGE, info(MetricId::HostMemoryPercent, 1000));
         let mut out = Vec::new();
         let mut arrivals: Vec<(u64, Option<(u64, MarkOp)>)> = Vec::new();
         let mut now = 0;
-        for ((at, op), delay) in told.marks.iter().zip(self.delays.iter().cycle()) {
+        for ((at, op), delay) in scripted.marks.iter().zip(self.delays.iter().cycle()) {
             now = (at + delay).max(now);
             arrivals.push((now, Some((*at, op.clone()))));
         }
-        arrivals.extend((0..=told.end / 1000).map(|second| (second * 1000, None)));
+        arrivals.extend((0..=scripted.end / 1000).map(|second| (second * 1000, None)));
         arrivals.sort_by_key(|(at, _)| *at);
         for (now, mark) in arrivals {
             match mark {
                 Some((at, op)) => super::mark(&mut fold, Fold::OWN, at, op),
                 None => values(&mut fold, GAUGE, &[(now, now as f64)]),
             }
-            if now < told.end {
+            if now < scripted.end {
                 fold.advance(clock(now), &mut out);
             }
         }
-        fold.finish(clock(told.end), &mut out);
+        fold.finish(clock(scripted.end), &mut out);
         out
     }
 
@@ -457,11 +457,11 @@ proptest! {
 
     #[test]
     fn rows_have_the_time_of_their_steps(job in job()) {
-        let told = job.tell();
-        let out = job.run(&told);
+        let scripted = job.tell();
+        let out = job.run(&scripted);
         let mut got: Vec<_> = of_kind(&out, RowKind::Step).into_iter().filter(|b| gauge_or_none(b)).collect();
         got.sort_by_key(|batch| batch.step);
-        let want = job.rows(&told.steps);
+        let want = job.rows(&scripted.steps);
         prop_assert_eq!(got.len(), want.len());
         for (row, steps) in got.iter().zip(&want) {
             let (first, last) = (&steps[0], &steps[steps.len() - 1]);
@@ -474,9 +474,9 @@ proptest! {
             prop_assert_eq!(row.occurrence as usize, first.section.0 + 1);
             // The times of the single steps add up to the row's.
             let sum = |metric| stats(row, metric).map_or(0.0, |s| s.mean.unwrap() * f64::from(s.samples));
-            let first_known = steps[0].section == told.steps.iter().rev().find(|s| s.n < first.n).map_or((9, 9), |s| s.section);
+            let first_known = steps[0].section == scripted.steps.iter().rev().find(|s| s.n < first.n).map_or((9, 9), |s| s.section);
             if job.both_ends {
-                let lead = if first_known { first.began - told.steps[first.n as usize - 2].ended - first.beside } else { 0 };
+                let lead = if first_known { first.began - scripted.steps[first.n as usize - 2].ended - first.beside } else { 0 };
                 let all = sum(MetricId::BatchTimeIntraStep) + sum(MetricId::BatchTimeInterStep) - lead as f64;
                 prop_assert!((all - length as f64).abs() < 1e-6, "step {}: {} of {} ms", last.n, all, length);
             } else {
@@ -489,16 +489,16 @@ proptest! {
 
     #[test]
     fn each_scalar_stands_in_the_row_of_its_step_and_nowhere_else(job in job()) {
-        let told = job.tell();
-        let out = job.run(&told);
-        for scalar in &told.scalars {
+        let scripted = job.tell();
+        let out = job.run(&scripted);
+        for scalar in &scripted.scalars {
             let rows = of_kind(&out, RowKind::Step).into_iter();
             let rows: Vec<_> = rows.filter_map(|b| Some((b, user(b, &scalar.name)?.samples))).collect();
             prop_assert_eq!(rows.len(), 1, "{}", &scalar.name);
             let (row, samples) = rows[0];
             prop_assert_eq!(samples, 1);
-            let n = told.steps[scalar.place].n;
-            let steps = job.rows(&told.steps).into_iter().find(|row| row.iter().any(|step| step.n == n)).unwrap();
+            let n = scripted.steps[scalar.place].n;
+            let steps = job.rows(&scripted.steps).into_iter().find(|row| row.iter().any(|step| step.n == n)).unwrap();
             let last = steps[steps.len() - 1].n;
             // The row waits until the step after its last one has ended, or its tag.
             let gone = !scalar.in_time || scalar.ended > last as usize;
@@ -520,9 +520,9 @@ proptest! {
 
     #[test]
     fn late_delivery_changes_no_row(job in job()) {
-        let told = job.tell();
+        let scripted = job.tell();
         let in_time = Job { delays: vec![0], ..job.clone() };
-        prop_assert_eq!(job.run(&told), in_time.run(&told));
+        prop_assert_eq!(job.run(&scripted), in_time.run(&scripted));
     }
 }
 

@@ -246,6 +246,11 @@ impl Brute {
             let near = b.1 - a.1 <= LIMIT && !broken(a.0, b.0);
             (near && b.2 >= a.2).then(|| (b.2 - a.2) / (b.1 - a.1) as f64 * 1000.0)
         };
+        // Over a gap the mean is known, for the span in which it ends.
+        let bridge = |a: &(u64, u64, f64), b: &(u64, u64, f64)| {
+            let known = b.1 - a.1 > LIMIT && !broken(a.0, b.0) && b.2 >= a.2 && from < b.1 && b.1 < to;
+            known.then(|| (b.2 - a.2) / (b.1 - a.1) as f64 * 1000.0)
+        };
         // What min, max and last go by: short ones with the time before them.
         let mut anchor: Option<(u64, u64, f64)> = None;
         let mut steady = Vec::new();
@@ -267,7 +272,9 @@ impl Brute {
             let Some((a, place)) = before.and_then(|place| Some((totals.get(place)?, place))) else {
                 continue;
             };
-            let Some(rate) = totals.get(place + 1).and_then(|b| rate(a, b)) else { continue };
+            let Some(rate) = totals.get(place + 1).and_then(|b| rate(a, b).or_else(|| bridge(a, b))) else {
+                continue;
+            };
             brute.integral += rate;
             brute.covered += 1;
             if !steady[place].is_nan() {
@@ -280,6 +287,7 @@ impl Brute {
                 brute.samples += u32::from(from < pair[1].1 && pair[1].1 <= to);
                 continue;
             }
+            brute.samples += u32::from(bridge(&pair[0], &pair[1]).is_some());
             let fell =
                 pair[1].2 < pair[0].2 && pair[1].1 - pair[0].1 <= LIMIT && !broken(pair[0].0, pair[1].0);
             brute.missing += u32::from(fell && real.0 <= pair[1].0 && pair[1].0 < real.1);

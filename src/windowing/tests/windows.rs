@@ -260,6 +260,22 @@ fn an_amount_is_that_of_the_window_and_adds_up() {
     assert_eq!(amounts[2], Stats::default());
 }
 
+/// CPU time comes in ticks of 10 ms: read every 10 ms, one busy thread rises by 0, 1 or 2 of them.
+#[test]
+fn ticks_make_no_extremes() {
+    let mut fold = fold(60_000, 0);
+    let cpu = SeriesId(2);
+    fold.open_series(cpu, info(MetricId::JobCpuPercent, 10));
+    for read in 0..=100u64 {
+        // Every other read is just before its tick.
+        let ticks = read - u64::from(read % 2 == 1);
+        values(&mut fold, cpu, &[(read * 10, ticks as f64)]);
+    }
+    let got = stats(&finish(fold, 1000)[0], MetricId::JobCpuPercent).unwrap();
+    assert!(near(got.mean, 100.0), "{got:?}");
+    assert!(got.min.unwrap() >= 90.0 && got.max.unwrap() <= 110.0, "{got:?}");
+}
+
 #[test]
 fn a_night_without_a_sample_is_one_window() {
     const NIGHT: u64 = 12 * 3_600_000;

@@ -88,9 +88,10 @@ struct Band {
 
 /// The layout of a run, as the value that the plugin looks for.
 pub(super) fn value(run: &RunInfo) -> Value {
+    // TensorBoard shows the charts with bands of a category from the last to the first.
     let category = IMPORTANT.iter().map(|(title, metrics)| Category {
         title: (*title).to_owned(),
-        chart: metrics.iter().filter_map(|metric| chart(run, *metric)).collect(),
+        chart: metrics.iter().rev().filter_map(|metric| chart(run, *metric)).collect(),
     });
     let layout = Layout { category: category.filter(|category| !category.chart.is_empty()).collect() };
     let plugin_data = PluginData { plugin_name: "custom_scalars".to_owned() };

@@ -70,11 +70,10 @@ fn are_whole_blocks(rows: &[ReadRow]) -> bool {
     rest.is_empty()
 }
 
-proptest! {
-    #![proptest_config(mutations(150))]
-
-    #[test]
-    fn a_flipped_bit_costs_its_own_row_set_and_keeps_the_journal(at in any::<prop::sample::Index>(), bit in 0..8) {
+#[test]
+fn a_flipped_bit_costs_its_own_row_set_and_keeps_the_journal() {
+    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(150) };
+    proptest!(config, |(at in any::<prop::sample::Index>(), bit in 0..8)| {
         let Journal { bytes, ends, .. } = journal();
         let at = at.index(bytes.len());
         let mut bytes = bytes.clone();
@@ -86,10 +85,13 @@ proptest! {
         prop_assert_eq!(rows, rows_of((0..40).filter(|block| hit == 0 || *block != hit - 1)));
         let start = if hit == 0 { 0 } else { ends[hit - 1] };
         prop_assert_eq!((done.damage[0].offset, done.damage[0].bytes), (start as u64, (ends[hit] - start) as u64));
-    }
+    });
+}
 
-    #[test]
-    fn zeros_cost_the_row_sets_that_they_touch(at in any::<prop::sample::Index>(), length in 64usize..4096) {
+#[test]
+fn zeros_cost_the_row_sets_that_they_touch() {
+    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(150) };
+    proptest!(config, |(at in any::<prop::sample::Index>(), length in 64usize..4096)| {
         let Journal { bytes, ends, .. } = journal();
         let at = at.index(bytes.len() - 1);
         let end = (at + length).min(bytes.len());
@@ -105,32 +107,37 @@ proptest! {
         prop_assert_eq!(kept, done.is_damaged());
         // A last row set of zeros alone is one that had not come to the disk.
         prop_assert!(kept || done.torn_bytes > 0 || damaged == *bytes);
-    }
+    });
+}
 
-    #[test]
-    fn whatever_is_done_to_a_journal_no_row_is_changed_in_silence(
-        edits in prop::collection::vec((any::<prop::sample::Index>(), 0usize..300, prop::collection::vec(any::<u8>(), 0..40)), 1..4)
-    ) {
-        let mut bytes = journal().bytes.clone();
-        for (at, removed, inserted) in edits {
-            let at = at.index(bytes.len());
-            let end = (at + removed).min(bytes.len());
-            bytes.splice(at..end, inserted);
-        }
-        match recovered(&bytes) {
-            Ok((done, rows, kept)) => {
-                prop_assert!(are_whole_blocks(&rows));
-                prop_assert!(rows.len() == rows_of(0..40).len() || kept || done.torn_bytes > 0);
+#[test]
+fn fuzz_whatever_is_done_to_a_journal_no_row_is_changed_in_silence() {
+    fuzz(150, |config| {
+        proptest!(config, |(edits in prop::collection::vec((any::<prop::sample::Index>(), 0usize..300, prop::collection::vec(any::<u8>(), 0..40)), 1..4))| {
+            let mut bytes = journal().bytes.clone();
+            for (at, removed, inserted) in edits {
+                let at = at.index(bytes.len());
+                let end = (at + removed).min(bytes.len());
+                bytes.splice(at..end, inserted);
             }
-            Err(said) => prop_assert!(said.contains("m.parquet.journal"), "{}", said),
-        }
-    }
+            match recovered(&bytes) {
+                Ok((done, rows, kept)) => {
+                    prop_assert!(are_whole_blocks(&rows));
+                    prop_assert!(rows.len() == rows_of(0..40).len() || kept || done.torn_bytes > 0);
+                }
+                Err(said) => prop_assert!(said.contains("m.parquet.journal"), "{}", said),
+            }
+        });
+    });
+}
 
-    #[test]
-    fn what_is_no_journal_is_one_line(bytes in prop::collection::vec(any::<u8>(), 1..3000)) {
+#[test]
+fn what_is_no_journal_is_one_line() {
+    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(150) };
+    proptest!(config, |(bytes in prop::collection::vec(any::<u8>(), 1..3000))| {
         let said = recovered(&bytes).unwrap_err();
         prop_assert!(said.starts_with("cannot read ") && !said.contains('\n'), "{}", said);
-    }
+    });
 }
 
 #[test]

@@ -28,37 +28,35 @@ fn rows_of(bytes: &[u8]) -> Result<Vec<ReadRow>, String> {
     log.collect::<Result<_, _>>().map_err(|error| error.to_string())
 }
 
-proptest! {
-    #![proptest_config(mutations(1000))]
-
-    #[test]
-    fn a_damaged_file_is_one_line_and_no_row_is_changed_in_silence(
-        at in any::<prop::sample::Index>(),
-        near_the_end in any::<bool>(),
-        change in prop_oneof![
-            (1u8..).prop_map(|flip| (0usize, vec![flip])),
-            (1usize..200, prop::collection::vec(any::<u8>(), 0..40)),
-            (64usize..4096).prop_map(|length| (length, vec![0; length])),
-        ],
-        wide in any::<bool>(),
-    ) {
-        let (bytes, expected) = file(if wide { Layout::Wide } else { Layout::Long });
-        // What describes the rows is at the end, and takes less room than they.
-        let from = if near_the_end { bytes.len().saturating_sub(4000) } else { 0 };
-        let at = from + at.index(bytes.len() - from);
-        let mut damaged = bytes.clone();
-        match change {
-            (0, flip) => damaged[at] ^= flip[0],
-            (removed, inserted) => {
-                let end = (at + removed).min(damaged.len());
-                damaged.splice(at..end, inserted);
+#[test]
+fn fuzz_a_damaged_parquet_file_is_one_line_and_no_row_is_changed_in_silence() {
+    fuzz(1000, |config| {
+        proptest!(config, |(at in any::<prop::sample::Index>(),
+            near_the_end in any::<bool>(),
+            change in prop_oneof![
+                (1u8..).prop_map(|flip| (0usize, vec![flip])),
+                (1usize..200, prop::collection::vec(any::<u8>(), 0..40)),
+                (64usize..4096).prop_map(|length| (length, vec![0; length])),
+            ],
+            wide in any::<bool>())| {
+            let (bytes, expected) = file(if wide { Layout::Wide } else { Layout::Long });
+            // What describes the rows is at the end, and takes less room than they.
+            let from = if near_the_end { bytes.len().saturating_sub(4000) } else { 0 };
+            let at = from + at.index(bytes.len() - from);
+            let mut damaged = bytes.clone();
+            match change {
+                (0, flip) => damaged[at] ^= flip[0],
+                (removed, inserted) => {
+                    let end = (at + removed).min(damaged.len());
+                    damaged.splice(at..end, inserted);
+                }
             }
-        }
-        match rows_of(&damaged) {
-            Ok(rows) => prop_assert!(&rows == expected, "rows are changed in silence"),
-            Err(said) => prop_assert!(said.starts_with("cannot read ") && !said.contains('\n'), "{}", said),
-        }
-    }
+            match rows_of(&damaged) {
+                Ok(rows) => prop_assert!(&rows == expected, "rows are changed in silence"),
+                Err(said) => prop_assert!(said.starts_with("cannot read ") && !said.contains('\n'), "{}", said),
+            }
+        });
+    });
 }
 
 #[test]

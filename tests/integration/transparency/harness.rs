@@ -1,5 +1,6 @@
 //! Runs one job bare and under the real gpurun, and tells what each showed.
 
+pub(crate) use crate::support::until_holds as until;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -108,15 +109,6 @@ pub(crate) fn finish(child: &mut Child) -> ExitStatus {
             let _ = child.kill();
             panic!("process {} did not end", child.id());
         }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Waits until a condition holds.
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < end, "never happened: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
