@@ -6,7 +6,7 @@ use super::answer::{Asked, Driver, answer};
 use super::print::{Standard, verbosity};
 use crate::cli::args::DevicesArgs;
 use crate::cli::exit::Exit;
-use crate::model::device::{ComputeMode, DeviceSnapshot, ProbeRequest};
+use crate::model::device::{ComputeMode, DeviceProcess, DeviceSnapshot, ProbeRequest};
 use crate::model::reading::Known;
 use crate::model::selection::Patience;
 use crate::selection::directory::LeaseDirectory;
@@ -103,6 +103,31 @@ fn known_json<T>(value: &Known<T>, text: impl FnOnce(&T) -> Value) -> (Value, Op
     }
 }
 
+/// The processes of a device.
+fn processes_json(processes: &[DeviceProcess]) -> Value {
+    let list = processes.iter().map(|process| {
+        json!({
+            "pid": process.pid,
+            "memory": process.memory.as_ref().ok(),
+            "compute": process.compute,
+            "uid": process.uid,
+            "user": process.uid.and_then(users::name_of),
+        })
+    });
+    list.collect()
+}
+
+/// Who holds the lease of a device.
+fn holders_json(holders: &[Holder]) -> Value {
+    let list = holders.iter().map(|holder| {
+        json!({
+            "process": holder.process, "pid": Some(holder.pid).filter(|pid| *pid != 0), "job": holder.job, "uid": holder.uid, "user": holder.user,
+            "command": holder.command, "since": holder.since, "share": holder.share,
+        })
+    });
+    list.collect()
+}
+
 /// One device for programs: bytes, percents, and the reason for every null.
 fn device_json(device: &DeviceSnapshot, holders: &[Holder]) -> Value {
     let mut unreadable = Map::new();
@@ -127,34 +152,11 @@ fn device_json(device: &DeviceSnapshot, holders: &[Holder]) -> Value {
     let memory_utilization =
         take("memory_utilization", known_json(&device.memory_utilization, |percent| json!(percent)));
     let compute_mode = take("compute_mode", known_json(&device.compute_mode, |mode| json!(mode_word(*mode))));
-    let processes = take(
-        "processes",
-        known_json(&device.processes, |processes| {
-            let list = processes.iter().map(|process| {
-                json!({
-                    "pid": process.pid,
-                    "memory": process.memory.as_ref().ok(),
-                    "compute": process.compute,
-                    "uid": process.uid,
-                    "user": process.uid.and_then(users::name_of),
-                })
-            });
-            json!(list.collect::<Vec<_>>())
-        }),
-    );
+    let processes = take("processes", known_json(&device.processes, |processes| processes_json(processes)));
     let facts: Map<String, Value> = device
         .facts
         .iter()
         .map(|(name, value)| ((*name).to_owned(), take(name, known_json(value, |value| json!(value)))))
-        .collect();
-    let holders: Vec<Value> = holders
-        .iter()
-        .map(|holder| {
-            json!({
-                "process": holder.process, "pid": Some(holder.pid).filter(|pid| *pid != 0), "job": holder.job, "uid": holder.uid, "user": holder.user,
-                "command": holder.command, "since": holder.since, "share": holder.share,
-            })
-        })
         .collect();
     json!({
         "index": device.index,
@@ -172,7 +174,7 @@ fn device_json(device: &DeviceSnapshot, holders: &[Holder]) -> Value {
         "compute_mode": compute_mode,
         "processes": processes,
         "facts": facts,
-        "held_by": holders,
+        "held_by": holders_json(holders),
         "unreadable": unreadable,
     })
 }

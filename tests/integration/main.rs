@@ -7,6 +7,7 @@ mod believable;
 mod cause;
 mod cli;
 mod collector;
+mod cpu_limits;
 mod device_facts;
 mod docs;
 mod fake_driver;

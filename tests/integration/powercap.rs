@@ -23,12 +23,11 @@ fn counters(place: &Place) {
     }
 }
 
-/// Runs gpurun where `/sys/class` is the test's own. `None`, with a line, where this user may not mount.
+/// Runs gpurun where `/sys/class` is the test's own. `None` where this user may not mount.
 fn on_counters(place: &Place, before: &str, args: &[&str]) -> Option<Output> {
     let mount = format!("mount --bind {} /sys/class", place.path("class").display());
     let may = Command::new("unshare").args(["-m", "sh", "-c", &mount]).output();
     if !may.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: this user may not mount");
         return None;
     }
     let script = format!("{mount} && exec {before} \"$@\"");
@@ -46,7 +45,10 @@ fn what_the_packages_used_is_in_the_log() {
         echo 45000000 > intel-rapl:0/energy_uj; echo 11000000 > intel-rapl:1/energy_uj
         echo 2000007 > intel-rapl:0:0/energy_uj; sleep 0.7";
     let args = ["--interval", "100ms", "--window", "300ms", "--log", "x.csv", "--", "sh", "-c", job];
-    let Some(output) = on_counters(&place, "", &args) else { return };
+    let Some(output) = on_counters(&place, "", &args) else {
+        eprintln!("skipped: this user may not mount");
+        return;
+    };
     assert!(output.status.success(), "{}", text(&output.stderr));
     let rows = place.csv("x.csv");
     for (name, joules) in [("cpu", 50.0), ("dram", 2.0)] {
@@ -78,7 +80,10 @@ fn counters_that_may_not_be_read_have_no_rows_and_a_reason() {
         return;
     }
     let args = ["--verbose", "--log", "x.csv", "--", "true"];
-    let Some(output) = on_counters(&place, nobody, &args) else { return };
+    let Some(output) = on_counters(&place, nobody, &args) else {
+        eprintln!("skipped: this user may not mount");
+        return;
+    };
     let said = text(&output.stderr);
     assert!(output.status.success(), "{said}");
     let why = "no permission to read /sys/class/powercap/*/energy_uj";
