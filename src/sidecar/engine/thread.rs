@@ -430,6 +430,8 @@ impl EngineThread {
                 reply.send(control::reply::collected(&collected.tag, collected.duration_s, &rows));
             }
             ToEngine::Control(ControlEvent::Snapshot { reply }) => {
+                // With long intervals the last sample is long ago.
+                self.advance();
                 let batch = self.fold.current(clock::pair());
                 reply.send(control::reply::snapshot(&self.run, &batch));
             }
