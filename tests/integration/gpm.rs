@@ -41,12 +41,14 @@ fn the_log_holds_how_well_a_gpu_is_used() {
     let place = Place::new(&format!(
         "{HOPPER}\n[[gpu]]\nmemory_total = 40960\ntemperature = 40\n[[gpu]]\nmemory_total = 8192\nmig = [{{ gpu_instance = 3, memory_total = 4096, gpm = {{ tensor_active = 17 }} }}]\n"
     ));
-    let full = |rows: &Rows| rows.of("gpu/sm_utilization gpu=0").len() >= 3;
+    let known = |rows: &Rows, series: &str| rows.of(series).iter().any(|row| row.get("mean").is_some());
+    let full =
+        |rows: &Rows| known(rows, "gpu/integer_active gpu=0") && known(rows, "gpu/tensor_active gpu=2");
     let (rows, said) = run(&place, &[], full);
     for (name, percent) in NAMES {
         let of = rows.of(&format!("gpu/{name} gpu=0"));
         let known: Vec<_> = of.iter().filter(|row| row.get("mean").is_some()).collect();
-        assert!(known.len() >= 2, "{name}");
+        assert!(!known.is_empty(), "{name}");
         assert!(known.iter().all(|row| (row.number("mean") - percent).abs() < 1e-9), "{name}");
         // A card of before Hopper has none, and says so.
         assert!(rows.of(&format!("gpu/{name} gpu=1")).iter().all(|row| row.get("mean").is_none()), "{name}");
@@ -99,7 +101,8 @@ fn counters_that_a_profiler_holds_are_null_and_said_once() {
     let (rows, said) = run(&place, &[], |rows| rows.of("gpu/tensor_active gpu=0").len() >= 3);
     for (name, _) in NAMES {
         let of = rows.of(&format!("gpu/{name} gpu=0"));
-        assert!(of.iter().all(|row| row.get("mean").is_none() && row.number("missing") > 0.0), "{name}");
+        assert!(of.iter().all(|row| row.get("mean").is_none()), "{name}");
+        assert!(of.iter().any(|row| row.number("missing") > 0.0), "{name}");
     }
     assert!(rows.of("gpu/temperature gpu=0").iter().all(|row| row.is_steady_at(40.0)));
     let lines: Vec<_> = said.lines().filter(|line| line.contains("holds the counters")).collect();

@@ -51,13 +51,14 @@ impl Gpm {
         }
     }
 
-    /// Takes a sample and gives the means since the one before. `None`: there is none before, or it is too young for
-    /// another.
+    /// Takes a sample and gives the means since the one before. `None`: there is none before, it is too young for
+    /// another, or so old that its mean is none of now: gpurun was suspended, or the driver did not answer.
     fn read(
         &mut self,
         nvml: &Nvml,
         (device, role): (Handle, Role),
         now: Mono,
+        interval: Duration,
     ) -> CallResult<Option<[CallResult<f64>; GPM_METRICS.len()]>> {
         if self.taken.is_some_and(|taken| now.since(taken) < APART) {
             return Ok(None);
@@ -70,10 +71,10 @@ impl Gpm {
             Some(samples) => samples,
             empty => empty.insert(nvml.allocate_gpm_samples()?),
         };
-        let before = self.taken.take();
+        let recent = self.taken.take().filter(|taken| now.since(*taken) <= interval.max(APART) * 5 / 2);
         nvml.take_gpm_sample(target, samples)?;
         self.taken = Some(now);
-        if before.is_some() { nvml.gpm_means(samples).map(Some) } else { Ok(None) }
+        if recent.is_some() { nvml.gpm_means(samples).map(Some) } else { Ok(None) }
     }
 }
 
@@ -84,7 +85,7 @@ impl Device {
             pass.out.readings.extend(wanted.map(|id| (id, Reading::Missing)));
             return Ok(());
         }
-        let means = match self.gpm.read(pass.nvml, (device, self.role), pass.now()) {
+        let means = match self.gpm.read(pass.nvml, (device, self.role), pass.now(), pass.settings.interval) {
             Ok(None) => return Ok(()),
             Ok(Some(means)) => means,
             Err(fault) => [Err(fault); GPM_METRICS.len()],

@@ -53,6 +53,9 @@ fn a_value_is_the_mean_between_two_samples() {
         // Another sample so soon would say nothing: the counters are left alone.
         assert_eq!(reading(&frame(stage, &mut reader, 4.0), 0, MetricId::GpuSmUtilization), None);
         near(value(&frame(stage, &mut reader, 6.0), 0, MetricId::GpuSmUtilization), 50.0);
+        // The mean over a time without samples would be none of the next window.
+        assert_eq!(reading(&frame(stage, &mut reader, 20.0), 0, MetricId::GpuSmUtilization), None);
+        near(value(&frame(stage, &mut reader, 21.0), 0, MetricId::GpuSmUtilization), 100.0);
 
         assert!(reader.stop(PATIENCE));
         let calls = stage.calls();
