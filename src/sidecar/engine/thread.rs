@@ -348,7 +348,8 @@ impl EngineThread {
                         self.output.totals.unreadable(None, Some(metric), &reason);
                     }
                 }
-                self.messages.warn(&notice.to_string());
+                let line = notice.to_string();
+                if notice.is_detail() { self.messages.detail_once(&line) } else { self.messages.warn(&line) }
             }
         }
         if let Some(gpu) = &mut self.gpu {
