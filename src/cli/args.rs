@@ -170,6 +170,7 @@ pub(crate) enum Command {
     Step(StepArgs),
     /// Log scalars, from inside a job
     ///
+    /// A value that is not a number is left out, with a line on standard error; the others count.
     /// Outside gpurun the command does nothing and succeeds.
     Log(LogArgs),
     /// Print a shell completion script
@@ -322,7 +323,7 @@ pub(crate) enum TagAction {
 pub(crate) struct StepArgs {
     /// Number of the training step
     #[arg(value_name = "N", allow_negative_numbers = true)]
-    pub(crate) step: i64,
+    pub(crate) step: String,
 }
 
 /// `gpurun log`.
@@ -333,7 +334,7 @@ pub(crate) struct LogArgs {
     pub(crate) values: Vec<String>,
     /// Training step they belong to
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    pub(crate) step: Option<i64>,
+    pub(crate) step: Option<String>,
 }
 
 /// `gpurun completions`.

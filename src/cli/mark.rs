@@ -21,40 +21,66 @@ pub(crate) enum MarkRequest {
     },
 }
 
+/// What a script typed, without what cannot be recorded: a wrong value must not end a script that runs with `set -e`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Mark {
+    /// What is left to record, if anything.
+    pub(crate) request: Option<MarkRequest>,
+    /// What was left out, and why.
+    pub(crate) ignored: Vec<String>,
+}
+
+impl Mark {
+    /// A mark that is recorded whole or not at all.
+    fn whole(request: Result<MarkRequest, String>) -> Self {
+        match request {
+            Ok(request) => Self { request: Some(request), ignored: Vec::new() },
+            Err(why) => Self { request: None, ignored: vec![why] },
+        }
+    }
+}
+
 impl TagArgs {
     /// What it means.
-    ///
-    /// # Errors
-    /// One line: the name cannot be a tag.
-    pub(crate) fn meaning(&self) -> Result<MarkRequest, String> {
-        match &self.action {
-            TagAction::Begin { name } => Ok(MarkRequest::Begin(tag(name)?)),
-            TagAction::End { name } => Ok(MarkRequest::End(name.as_deref().map(tag).transpose()?)),
-        }
+    pub(crate) fn meaning(&self) -> Mark {
+        Mark::whole(match &self.action {
+            TagAction::Begin { name } => tag(name).map(MarkRequest::Begin),
+            TagAction::End { name } => name.as_deref().map(tag).transpose().map(MarkRequest::End),
+        })
     }
 }
 
 impl StepArgs {
     /// What it means.
-    pub(crate) fn meaning(&self) -> MarkRequest {
-        MarkRequest::Step(self.step)
+    pub(crate) fn meaning(&self) -> Mark {
+        Mark::whole(integer("step", &self.step).map(MarkRequest::Step))
     }
 }
 
 impl LogArgs {
     /// What it means.
-    ///
-    /// # Errors
-    /// One line: a word is not `KEY=VALUE`, or its value is not a number.
-    pub(crate) fn meaning(&self) -> Result<MarkRequest, String> {
-        let values = self.values.iter().map(|word| scalar(word)).collect::<Result<_, _>>()?;
-        Ok(MarkRequest::Log { values, step: self.step })
+    pub(crate) fn meaning(&self) -> Mark {
+        let mut ignored = Vec::new();
+        let step = self.step.as_deref().and_then(|step| kept(integer("--step", step), &mut ignored));
+        let values: Vec<_> = self.values.iter().filter_map(|word| kept(scalar(word), &mut ignored)).collect();
+        let request = (!values.is_empty()).then_some(MarkRequest::Log { values, step });
+        Mark { request, ignored }
     }
+}
+
+/// The value, or a note of why there is none.
+fn kept<T>(value: Result<T, String>, ignored: &mut Vec<String>) -> Option<T> {
+    value.map_err(|why| ignored.push(why)).ok()
 }
 
 fn tag(name: &str) -> Result<String, String> {
     check_tag(name).map_err(|why| format!("{name:?}: {why}"))?;
     Ok(name.to_owned())
+}
+
+/// The number of a step.
+fn integer(what: &str, word: &str) -> Result<i64, String> {
+    word.trim().parse().map_err(|_| format!("{what} {word:?} is not an integer of 64 bits"))
 }
 
 /// `loss=0.25`; the last `=` divides, since names may hold one.
@@ -95,6 +121,35 @@ mod tests {
         assert!(tag("train").is_ok());
         for wrong in ["", "a/b", "a\nb"] {
             assert!(tag(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_is_left_out_and_the_others_count() {
+        for wrong in ["", "N/A", "1,5", "1e", "0x10"] {
+            let values = vec!["acc=1".to_owned(), format!("loss={wrong}"), "lr=2".to_owned()];
+            let mark = LogArgs { values, step: Some("3".to_owned()) }.meaning();
+            let values = vec![("acc".to_owned(), 1.0), ("lr".to_owned(), 2.0)];
+            assert_eq!(mark.request, Some(MarkRequest::Log { values, step: Some(3) }));
+            assert_eq!(mark.ignored, [format!("\"loss={wrong}\": {wrong:?} is not a number")]);
+        }
+        let mark = LogArgs { values: vec!["acc=1".to_owned()], step: Some("x".to_owned()) }.meaning();
+        let values = vec![("acc".to_owned(), 1.0)];
+        assert_eq!(mark.request, Some(MarkRequest::Log { values, step: None }));
+        assert_eq!(mark.ignored, ["--step \"x\" is not an integer of 64 bits"]);
+        let mark = LogArgs { values: vec!["foo".to_owned()], step: None }.meaning();
+        assert_eq!((mark.request, mark.ignored.len()), (None, 1));
+    }
+
+    #[test]
+    fn a_step_needs_an_integer() {
+        for (word, step) in [("7", 7), (" 7\n", 7), ("-5", -5), ("+2", 2)] {
+            let mark = StepArgs { step: word.to_owned() }.meaning();
+            assert_eq!(mark, Mark { request: Some(MarkRequest::Step(step)), ignored: Vec::new() });
+        }
+        for wrong in ["", "abc", "1.5", "9223372036854775808"] {
+            let mark = StepArgs { step: wrong.to_owned() }.meaning();
+            assert_eq!((mark.request, mark.ignored.len()), (None, 1), "{wrong}");
         }
     }
 }

@@ -196,17 +196,52 @@ fn outside_gpurun_scripts_get_a_silent_success() {
             assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{args:?} {socket:?}: {output:?}");
         }
     }
-    for args in [
-        &["tag", "begin", "a/b"][..],
-        &["log", "loss"],
-        &["log", "loss=x"],
-        &["step", "x"],
-        &["tag", "begin"],
+    // A wrong value is no mistake of the command line, a wrong option is.
+    for (args, status) in [
+        (&["tag", "begin", "a/b"][..], 0),
+        (&["tag", "end", ""], 0),
+        (&["log", "foo"], 0),
+        (&["log", "loss=x", "--step", "y"], 0),
+        (&["step", "x"], 0),
+        (&["log", "--stepp", "3", "a=1"], 2),
+        (&["tag", "begin"], 2),
     ] {
         let mut command = Command::new(support::gpurun());
         environment(command.args(args), dir.path());
         let output = command.output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{args:?}");
-        assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1, "{args:?}");
+        assert_eq!(output.status.code(), Some(status), "{args:?}");
+        assert_eq!(
+            String::from_utf8_lossy(&output.stderr).lines().count(),
+            usize::from(status == 2),
+            "{args:?}"
+        );
+    }
+}
+
+#[test]
+fn a_wrong_value_never_ends_a_script() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let shell = "set -e
+        for v in '' N/A 1,5; do gpurun log acc=1 \"loss=$v\" lr=2; done
+        gpurun log foo \"loss=\"
+        gpurun log late=3 --step soon
+        gpurun step abc
+        gpurun tag begin a/b
+        gpurun tag end a/b
+        gpurun log done=1";
+    let output = succeed(&mut gpurun(dir, None, &["-q", "--log", "x.csv"], &["sh", "-c", shell]));
+    let said = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines.len() == 8 && lines.iter().all(|line| line.contains("ignored: ")), "{said}");
+    assert!(lines[1].ends_with(r#"ignored: "loss=N/A": "N/A" is not a number"#), "{said}");
+    assert!(lines[3].ends_with(r#""foo" is not KEY=VALUE; "loss=": "" is not a number"#), "{said}");
+    let csv = Csv::read(&dir.join("x.csv"));
+    let total = |metric: &str, column: &str| -> f64 {
+        let rows = [("scope", "user"), ("metric", metric), ("kind", "window")];
+        csv.numbers(&rows, column).iter().sum()
+    };
+    for (metric, samples) in [("acc", 3.0), ("lr", 3.0), ("loss", 0.0), ("late", 1.0), ("done", 1.0)] {
+        assert_eq!((total(metric, "samples"), total(metric, "missing")), (samples, 0.0), "{metric}");
     }
 }
