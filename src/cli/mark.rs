@@ -1,6 +1,6 @@
-//! `gpurun tag`, `gpurun step` and `gpurun log`: what a script typed, and what it means.
+//! `gpurun tag`, `step`, `epoch` and `log`: what a script typed, and what it means.
 
-use super::args::{LogArgs, StepArgs, TagAction, TagArgs};
+use super::args::{EpochArgs, LogArgs, StepArgs, TagAction, TagArgs};
 use crate::model::mark::{check_scalar_name, check_tag};
 
 /// What a script says to the gpurun around it.
@@ -11,7 +11,14 @@ pub(crate) enum MarkRequest {
     /// End a tag (`None`: the innermost) and those inside it.
     End(Option<String>),
     /// A training step ended.
-    Step(i64),
+    Step {
+        /// Its number.
+        step: i64,
+        /// How many training samples it took.
+        samples: Option<u64>,
+    },
+    /// An epoch begins, with this number.
+    Epoch(Option<i64>),
     /// Scalars.
     Log {
         /// Name and value, in the order typed. A value that is not finite counts as missing.
@@ -53,7 +60,19 @@ impl TagArgs {
 impl StepArgs {
     /// What it means.
     pub(crate) fn meaning(&self) -> Mark {
-        Mark::whole(integer("step", &self.step).map(MarkRequest::Step))
+        let mut ignored = Vec::new();
+        let step = kept(integer("step", &self.step), &mut ignored);
+        let samples = self.samples.as_deref().and_then(|word| kept(samples(word), &mut ignored));
+        Mark { request: step.map(|step| MarkRequest::Step { step, samples }), ignored }
+    }
+}
+
+impl EpochArgs {
+    /// What it means. An epoch without a readable number still divides the steps.
+    pub(crate) fn meaning(&self) -> Mark {
+        let mut ignored = Vec::new();
+        let epoch = self.epoch.as_deref().and_then(|word| kept(integer("epoch", word), &mut ignored));
+        Mark { request: Some(MarkRequest::Epoch(epoch)), ignored }
     }
 }
 
@@ -78,9 +97,15 @@ fn tag(name: &str) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
-/// The number of a step.
+/// The number of a step or an epoch.
 fn integer(what: &str, word: &str) -> Result<i64, String> {
     word.trim().parse().map_err(|_| format!("{what} {word:?} is not an integer of 64 bits"))
+}
+
+/// A number of samples, in the range that the Python package has too.
+fn samples(word: &str) -> Result<u64, String> {
+    let number = word.trim().parse::<i64>().ok().and_then(|number| u64::try_from(number).ok());
+    number.ok_or_else(|| format!("--samples {word:?} is not a number of samples"))
 }
 
 /// `loss=0.25`; the last `=` divides, since names may hold one.
@@ -144,12 +169,28 @@ mod tests {
     #[test]
     fn a_step_needs_an_integer() {
         for (word, step) in [("7", 7), (" 7\n", 7), ("-5", -5), ("+2", 2)] {
-            let mark = StepArgs { step: word.to_owned() }.meaning();
-            assert_eq!(mark, Mark { request: Some(MarkRequest::Step(step)), ignored: Vec::new() });
+            let mark = StepArgs { step: word.to_owned(), samples: Some("64".to_owned()) }.meaning();
+            let request = MarkRequest::Step { step, samples: Some(64) };
+            assert_eq!(mark, Mark { request: Some(request), ignored: Vec::new() });
         }
         for wrong in ["", "abc", "1.5", "9223372036854775808"] {
-            let mark = StepArgs { step: wrong.to_owned() }.meaning();
+            let mark = StepArgs { step: wrong.to_owned(), samples: None }.meaning();
             assert_eq!((mark.request, mark.ignored.len()), (None, 1), "{wrong}");
+        }
+        for wrong in ["", "many", "-1", "1.5"] {
+            let mark = StepArgs { step: "7".to_owned(), samples: Some(wrong.to_owned()) }.meaning();
+            assert_eq!(mark.request, Some(MarkRequest::Step { step: 7, samples: None }), "{wrong}");
+            assert_eq!(mark.ignored, [format!("--samples {wrong:?} is not a number of samples")]);
+        }
+    }
+
+    #[test]
+    fn an_epoch_begins_with_or_without_a_number() {
+        for (word, epoch, ignored) in
+            [(None, None, 0), (Some("3"), Some(3), 0), (Some("-1"), Some(-1), 0), (Some("x"), None, 1)]
+        {
+            let mark = EpochArgs { epoch: word.map(str::to_owned) }.meaning();
+            assert_eq!((mark.request, mark.ignored.len()), (Some(MarkRequest::Epoch(epoch)), ignored));
         }
     }
 }

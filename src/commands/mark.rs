@@ -1,4 +1,4 @@
-//! `gpurun tag`, `step` and `log`: sends one mark of a script to the gpurun around it.
+//! `gpurun tag`, `step`, `epoch` and `log`: sends one mark of a script to the gpurun around it.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -56,7 +56,15 @@ fn message(request: MarkRequest, now: u64) -> Value {
         MarkRequest::Begin(tag) => json!({"op": "begin", "tag": tag}),
         MarkRequest::End(Some(tag)) => json!({"op": "end", "tag": tag}),
         MarkRequest::End(None) => json!({"op": "end"}),
-        MarkRequest::Step(step) => json!({"op": "step", "step": step}),
+        MarkRequest::Step { step, samples } => {
+            let mut message = json!({"op": "step", "step": step});
+            if let Some(samples) = samples {
+                message["samples"] = samples.into();
+            }
+            message
+        }
+        MarkRequest::Epoch(None) => json!({"op": "epoch"}),
+        MarkRequest::Epoch(Some(epoch)) => json!({"op": "epoch", "epoch": epoch}),
         MarkRequest::Log { values, step } => {
             let values: Map<String, Value> =
                 values.into_iter().map(|(name, value)| (name, value.into())).collect();

@@ -30,9 +30,10 @@ fn scripts_mark_tags_steps_and_scalars() {
     let dir = dir.path();
     let shell = "set -e
         gpurun tag begin load
-        gpurun step 1
+        gpurun epoch 3
+        gpurun step 1 --samples 64
         gpurun log loss=0.5 acc=0.25 --step 1
-        gpurun step 2
+        gpurun step 2 --samples 64
         gpurun tag begin inner
         gpurun tag end load
         gpurun tag begin load
@@ -56,7 +57,15 @@ fn scripts_mark_tags_steps_and_scalars() {
         csv.select(&[("kind", "tag"), ("tag", "run/of-rank"), ("metric", "processes")], "rank"),
         ["3"]
     );
-    assert!(!csv.select(&[("kind", "step"), ("step", "2")], "mean").is_empty());
+    let steps = [("kind", "step"), ("step", "2")];
+    assert!(!csv.select(&steps, "mean").is_empty());
+    assert!(csv.select(&steps, "epoch").iter().all(|epoch| epoch == "3"));
+    // The first step has no time of its own: the 64 samples are those of the second.
+    let of_steps = |metric: &'static str| {
+        csv.numbers(&[("kind", "step"), ("step", "2"), ("scope", "batch_time"), ("metric", metric)], "mean")
+    };
+    let (rate, time) = (of_steps("throughput"), of_steps("step"));
+    assert!(rate.len() == 1 && (rate[0] * time[0] / 64_000.0 - 1.0).abs() < 1e-6, "{rate:?} {time:?}");
     let loss = csv.numbers(&[("scope", "user"), ("metric", "loss")], "last");
     assert!(!loss.is_empty() && loss.iter().all(|value| *value == 0.5), "{loss:?}");
     let diverged = [("scope", "user"), ("metric", "diverged"), ("kind", "window")];
@@ -186,7 +195,9 @@ fn outside_gpurun_scripts_get_a_silent_success() {
     let dead = dir.path().join("dead.sock");
     drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
     for socket in [None, Some(Path::new("")), Some(Path::new("/nonexistent/s")), Some(dead.as_path())] {
-        for args in [&["tag", "begin", "a"][..], &["tag", "end"], &["step", "-5"], &["log", "a=1"]] {
+        for args in
+            [&["tag", "begin", "a"][..], &["tag", "end"], &["step", "-5"], &["epoch"], &["log", "a=1"]]
+        {
             let mut command = Command::new(support::gpurun());
             environment(command.args(args), dir.path());
             if let Some(socket) = socket {
@@ -202,7 +213,8 @@ fn outside_gpurun_scripts_get_a_silent_success() {
         (&["tag", "end", ""], 0),
         (&["log", "foo"], 0),
         (&["log", "loss=x", "--step", "y"], 0),
-        (&["step", "x"], 0),
+        (&["step", "x", "--samples", "y"], 0),
+        (&["epoch", "x"], 0),
         (&["log", "--stepp", "3", "a=1"], 2),
         (&["tag", "begin"], 2),
     ] {
