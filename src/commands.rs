@@ -98,7 +98,8 @@ fn other(command: Command) -> Exit {
         }
         Command::Status(args) => status::run(&args, &mut out, &notices()),
         Command::Tag(args) => mark::run(args.meaning(), &notices()),
-        Command::Step(args) => mark::run(Ok(args.meaning()), &notices()),
+        Command::Step(args) => mark::run(args.meaning(), &notices()),
+        Command::Epoch(args) => mark::run(args.meaning(), &notices()),
         Command::Log(args) => mark::run(args.meaning(), &notices()),
     }
 }

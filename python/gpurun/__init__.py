@@ -21,7 +21,7 @@ import functools
 import inspect
 import time
 from types import TracebackType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Type, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 from ._client import client as _client
 
@@ -142,8 +142,12 @@ class step:  # noqa: N801 - reads as a statement
         self, n: Optional[int] = None, *, samples: Optional[int] = None, first_of_epoch: bool = False
     ) -> None:
         self._state = 0
-        if first_of_epoch:
-            _client.epoch()
+        try:
+            if first_of_epoch:
+                _client.epoch()
+        except Exception:  # noqa: BLE001 - an array is neither true nor false
+            if _client.active:
+                _client.warn_once("first", "gpurun.step takes True or False for first_of_epoch")
         self._at = time.monotonic_ns()
         self._n = n
         self._samples = samples
@@ -238,8 +242,8 @@ def collect(timeout: float = 0.5) -> Dict[str, float]:
 
 def snapshot(
     timeout: float = 0.5,
-    parts: Optional[Sequence[str]] = None,
-    metrics: Optional[Sequence[str]] = None,
+    parts: Union[None, str, Sequence[str]] = None,
+    metrics: Union[None, str, Sequence[str]] = None,
 ) -> Dict[str, Any]:
     """The current window of the run: ``gpus``, ``host``, ``job``, ``gpurun`` and ``processes``.
 
@@ -248,13 +252,26 @@ def snapshot(
     metrics' names; ``time`` is in seconds since the epoch.
 
     :param timeout: seconds to wait for gpurun's answer.
-    :param parts: only these parts, for instance ``["gpus"]``.
-    :param metrics: only these metrics, for instance ``["gpu_utilization (%)"]``.
+    :param parts: only these parts, for instance ``["gpus"]`` or ``"gpus"``. What is no list of names is ignored, and
+        said once.
+    :param metrics: only these metrics, for instance ``["gpu_utilization (%)"]``; as ``parts``.
     :returns: an empty dictionary outside gpurun, or when no answer came in time.
     """
-    fields: Dict[str, Any] = {}
-    if parts is not None:
-        fields["parts"] = list(parts)
-    if metrics is not None:
-        fields["metrics"] = list(metrics)
-    return _client.ask("snapshot", timeout, **fields) or {}
+    if not _client.active:
+        return {}
+    fields = {"parts": _names("parts", parts), "metrics": _names("metrics", metrics)}
+    return _client.ask("snapshot", timeout, **{what: names for what, names in fields.items() if names is not None}) or {}
+
+
+def _names(what: str, names: Any) -> Optional[List[str]]:
+    """The names as a list; ``None`` for what is none."""
+    if names is None:
+        return None
+    try:
+        several = [names] if isinstance(names, str) else list(names)
+        if all(isinstance(name, str) for name in several):
+            return several
+    except Exception:  # noqa: BLE001 - no list; said below
+        pass
+    _client.warn_once(what, f"gpurun.snapshot ignores {what}: it takes a list of names")
+    return None

@@ -42,6 +42,9 @@ SEND_BUFFER = 212_992
 #: Names that are kept in the form in which they are sent.
 MAX_NAMES = 16_384
 
+#: Longest single wait in seconds: ``poll`` takes no infinite or huge number.
+LONGEST_WAIT = 24 * 3600.0
+
 #: Seconds that connecting may take.
 CONNECT_TIMEOUT = 0.5
 
@@ -117,7 +120,7 @@ def wait_for(link: socket.socket, events: int, seconds: float) -> None:
     """Waits until the socket is ready for these events of ``poll``, at least a millisecond and at most so long."""
     waiting = select.poll()
     waiting.register(link, events)
-    waiting.poll(max(1, int(seconds * 1000)))
+    waiting.poll(max(1, int(min(seconds, LONGEST_WAIT) * 1000)))
 
 
 class Client:
@@ -331,8 +334,8 @@ class Client:
                 span = self._next
             line = b'{"op":"begin","tag":%s,"span":%d,"t":%d}\n' % (name, span, time.monotonic_ns())
             return span if self.send(line) else None
-        except Exception as error:  # noqa: BLE001
-            logger.debug("a tag was not begun: %s", error)
+        except Exception as error:  # noqa: BLE001 - a list, which no dictionary takes as a key
+            self.warn_once("tag", "gpurun.tag ignores a name: %s", error)
             return None
 
     def _tag(self, tag: object) -> Optional[bytes]:
@@ -461,7 +464,10 @@ class Client:
                 continue
             known = self._names.get(name)
             if known is None:
-                text = str(name)
+                try:
+                    text = str(name)
+                except Exception:  # noqa: BLE001 - whatever its `__str__` raises
+                    text = ""
                 if not is_name(text):
                     self.warn_once("log name", "gpurun.log leaves %.140r out: it cannot be a name", text)
                     continue

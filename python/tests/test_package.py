@@ -12,6 +12,43 @@ import unittest
 from .listener import Listener, eventually, fresh
 
 
+class Odd:
+    """Raises whatever is asked of it."""
+
+    def fail(self, *_):
+        raise RuntimeError("CUDA error")
+
+    __index__ = __float__ = __bool__ = __str__ = __repr__ = __iter__ = __len__ = __lt__ = __gt__ = fail
+
+
+ODD = ("", "x", "a/b", "\ud800", b"x", 5, -1, 2**80, 1.5, float("nan"), True, [], [1], {"a": [1]}, {1: 2}, object(), Odd())
+
+
+def call_all(gpurun, odd):
+    """Every public function with this value for every argument."""
+    with gpurun.tag(odd), gpurun.step(odd, samples=odd, first_of_epoch=odd):
+        pass
+    gpurun.tag(odd)(lambda: None)()
+    gpurun.step(odd)
+    gpurun.step(1, samples=odd)
+    gpurun.epoch(odd)
+    gpurun.log(odd)
+    gpurun.log({"a": odd}, step=odd)
+    gpurun.log(odd, odd, odd, a=odd)
+    gpurun.log({"a": 1}, every=odd)
+    if not isinstance(odd, (list, dict)):
+        gpurun.log({odd: 1})
+    gpurun.clear(odd)
+    gpurun.connect()
+    gpurun.is_active()
+    gpurun.dropped()
+    answers = [gpurun.snapshot(0.0, odd, odd), gpurun.snapshot(0.0, parts=odd), gpurun.snapshot(0.0, metrics=odd)]
+    # Only what is no time to wait: a number would be waited for.
+    if not isinstance(odd, (int, float)):
+        answers += [gpurun.collect(odd), gpurun.snapshot(odd)]
+    return answers
+
+
 class Outside(unittest.TestCase):
     def check_silent(self, gpurun):
         self.assertFalse(gpurun.is_active())
@@ -28,6 +65,14 @@ class Outside(unittest.TestCase):
 
     def test_no_socket_named(self):
         self.check_silent(fresh(None))
+
+    def test_odd_arguments_never_raise_and_nothing_is_said(self):
+        gpurun = fresh(None)
+        with self.assertLogs("gpurun", logging.WARNING) as logs:
+            logging.getLogger("gpurun").warning("only this")
+            for odd in ODD:
+                self.assertTrue(all(answer == {} for answer in call_all(gpurun, odd)), type(odd))
+        self.assertEqual(len(logs.records), 1, logs.output)
 
     def test_socket_gone_or_no_socket(self):
         for path in ("/nonexistent/socket", "/dev/null", "", "x" * 300, "/tmp"):
@@ -218,6 +263,27 @@ class Inside(unittest.TestCase):
         self.assertTrue(gpurun.is_active())
         logged = [m for m in self.said(99) if m["op"] == "log"]
         self.assertEqual([(m["values"], m.get("step")) for m in logged], [({"good": 1.0}, None)] * 5)
+
+    def test_odd_arguments_never_raise(self):
+        logging.getLogger("gpurun").setLevel(logging.CRITICAL)
+        self.addCleanup(logging.getLogger("gpurun").setLevel, logging.NOTSET)
+        for odd in ODD:
+            call_all(self.gpurun, odd)
+        self.gpurun.log({"before": 1, Odd(): 2, "after": 3})
+        self.assertTrue(self.gpurun.is_active())
+        logged = [m["values"] for m in self.said(99) if m["op"] == "log"]
+        self.assertEqual(logged[-1], {"before": 1.0, "after": 3.0})
+
+    def test_one_name_is_a_list_of_one_and_what_is_no_list_is_left_out(self):
+        with self.assertLogs("gpurun", logging.WARNING) as logs:
+            self.gpurun.snapshot(0.0, parts="gpus", metrics="power_usage (W)")
+            self.gpurun.snapshot(0.0, parts=("gpus", "host"), metrics=[])
+            self.gpurun.snapshot(0.0, parts=5, metrics=["a", 5])
+            self.gpurun.snapshot(0.0, parts=[1])
+        self.assertEqual(len(logs.records), 2, logs.output)
+        asked = [(m.get("parts"), m.get("metrics")) for m in self.said(99) if m["op"] == "snapshot"]
+        one, several = (["gpus"], ["power_usage (W)"]), (["gpus", "host"], [])
+        self.assertEqual(asked, [one, several, (None, None), (None, None)])
 
     def test_threads_never_tear_a_line(self):
         def work(n):

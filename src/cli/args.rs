@@ -168,8 +168,13 @@ pub(crate) enum Command {
     ///
     /// Outside gpurun the command does nothing and succeeds.
     Step(StepArgs),
+    /// Mark the beginning of an epoch, from inside a job
+    ///
+    /// The rows from here on have its number in the column `epoch`. Outside gpurun the command does nothing and succeeds.
+    Epoch(EpochArgs),
     /// Log scalars, from inside a job
     ///
+    /// A value that is not a number is left out, with a line on standard error; the others count.
     /// Outside gpurun the command does nothing and succeeds.
     Log(LogArgs),
     /// Print a shell completion script
@@ -322,7 +327,18 @@ pub(crate) enum TagAction {
 pub(crate) struct StepArgs {
     /// Number of the training step
     #[arg(value_name = "N", allow_negative_numbers = true)]
-    pub(crate) step: i64,
+    pub(crate) step: String,
+    /// Training samples in the step, for samples a second
+    #[arg(long, value_name = "M", allow_negative_numbers = true)]
+    pub(crate) samples: Option<String>,
+}
+
+/// `gpurun epoch`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct EpochArgs {
+    /// Number of the epoch [default: the column `epoch` keeps what it had]
+    #[arg(value_name = "N", allow_negative_numbers = true)]
+    pub(crate) epoch: Option<String>,
 }
 
 /// `gpurun log`.
@@ -333,7 +349,7 @@ pub(crate) struct LogArgs {
     pub(crate) values: Vec<String>,
     /// Training step they belong to
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    pub(crate) step: Option<i64>,
+    pub(crate) step: Option<String>,
 }
 
 /// `gpurun completions`.

@@ -76,8 +76,11 @@ pub(super) fn statuses(command: Option<&str>) -> &'static [(Exit, &'static str)]
             (Exit::Usage, "the command line is wrong"),
             (Exit::OwnFailure, "there is no such process, or a target cannot be written"),
         ],
-        Some("tag" | "step" | "log") => &[
-            (Exit::Ok, "success; also outside gpurun, where the command does nothing"),
+        Some("tag" | "step" | "epoch" | "log") => &[
+            (
+                Exit::Ok,
+                "success; also where a value is left out, and outside gpurun, where the command does nothing",
+            ),
             (Exit::Usage, "the command line is wrong"),
         ],
         Some(_) => &[

@@ -140,7 +140,11 @@ pub(super) fn examples(command: Option<&str>) -> &'static [Example] {
         Some("tag") => {
             &[("Mark a phase of a shell script", "gpurun tag begin load && ./load.sh; gpurun tag end")]
         }
-        Some("step") => &[("Mark the end of step 7", "gpurun step 7")],
+        Some("step") => &[
+            ("Mark the end of step 7", "gpurun step 7"),
+            ("Mark the end of step 7, which took 64 samples", "gpurun step 7 --samples 64"),
+        ],
+        Some("epoch") => &[("Mark the beginning of epoch 3", "gpurun epoch 3")],
         Some("log") => &[("Log two scalars of step 7", "gpurun log loss=0.25 lr=1e-3 --step 7")],
         Some("completions") => {
             &[("Complete gpurun's options in this bash", "source <(gpurun completions bash)")]

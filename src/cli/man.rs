@@ -269,7 +269,9 @@ fn environment(name: Option<&str>) -> &'static [Entry] {
         Some("devices") => &[LIBRARY, LEASES],
         Some("record") => &[LIBRARY, RUNTIME],
         Some("status") => &[RUNTIME],
-        Some("tag" | "step" | "log") => &[("GPURUN_SOCKET", "the socket of the surrounding gpurun")],
+        Some("tag" | "step" | "epoch" | "log") => {
+            &[("GPURUN_SOCKET", "the socket of the surrounding gpurun")]
+        }
         Some(_) => &[],
     }
 }

@@ -1,4 +1,4 @@
-//! `gpurun tag`, `step` and `log`: sends one mark of a script to the gpurun around it.
+//! `gpurun tag`, `step`, `epoch` and `log`: sends one mark of a script to the gpurun around it.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::cli::exit::Exit;
-use crate::cli::mark::MarkRequest;
+use crate::cli::mark::{Mark, MarkRequest};
 use crate::control::{self, Client, ClientError};
 use crate::model::rank;
 use crate::sys::notice::Notices;
@@ -17,22 +17,21 @@ const STACK: &str = "shell";
 /// How long a script waits for gpurun's reply.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Sends the mark. Outside gpurun, and when gpurun is gone, it succeeds silently: a script must not fail because
-/// nothing records it. A mark that gpurun refuses is reported, and is a success as well.
-pub(super) fn run(request: Result<MarkRequest, String>, notices: &Notices) -> Exit {
+/// Sends the mark. It always succeeds: a script must not fail because nothing records it, or because a value of it is
+/// wrong. Outside gpurun it is silent; inside, what is left out or refused is said in one line.
+pub(super) fn run(mark: Mark, notices: &Notices) -> Exit {
     let now = Client::now();
-    let request = match request {
-        Ok(request) => request,
-        Err(line) => {
-            notices.error(&line);
-            return Exit::Usage;
-        }
+    let Some(socket) = std::env::var_os(control::SOCKET_VARIABLE).filter(|path| !path.is_empty()) else {
+        return Exit::Ok;
     };
-    let socket = std::env::var_os(control::SOCKET_VARIABLE).filter(|path| !path.is_empty());
-    if let Some(socket) = socket.map(PathBuf::from)
-        && let Err(ClientError::Refused(why)) = send(&socket, message(request, now))
+    let mut ignored = mark.ignored;
+    if let Some(request) = mark.request
+        && let Err(ClientError::Refused(why)) = send(&PathBuf::from(socket), message(request, now))
     {
-        notices.say(&format!("ignored: {why}"));
+        ignored.push(why);
+    }
+    if !ignored.is_empty() {
+        notices.say(&format!("ignored: {}", ignored.join("; ")));
     }
     Exit::Ok
 }
@@ -57,7 +56,15 @@ fn message(request: MarkRequest, now: u64) -> Value {
         MarkRequest::Begin(tag) => json!({"op": "begin", "tag": tag}),
         MarkRequest::End(Some(tag)) => json!({"op": "end", "tag": tag}),
         MarkRequest::End(None) => json!({"op": "end"}),
-        MarkRequest::Step(step) => json!({"op": "step", "step": step}),
+        MarkRequest::Step { step, samples } => {
+            let mut message = json!({"op": "step", "step": step});
+            if let Some(samples) = samples {
+                message["samples"] = samples.into();
+            }
+            message
+        }
+        MarkRequest::Epoch(None) => json!({"op": "epoch"}),
+        MarkRequest::Epoch(Some(epoch)) => json!({"op": "epoch", "epoch": epoch}),
         MarkRequest::Log { values, step } => {
             let values: Map<String, Value> =
                 values.into_iter().map(|(name, value)| (name, value.into())).collect();

@@ -30,9 +30,10 @@ fn scripts_mark_tags_steps_and_scalars() {
     let dir = dir.path();
     let shell = "set -e
         gpurun tag begin load
-        gpurun step 1
+        gpurun epoch 3
+        gpurun step 1 --samples 64
         gpurun log loss=0.5 acc=0.25 --step 1
-        gpurun step 2
+        gpurun step 2 --samples 64
         gpurun tag begin inner
         gpurun tag end load
         gpurun tag begin load
@@ -56,7 +57,15 @@ fn scripts_mark_tags_steps_and_scalars() {
         csv.select(&[("kind", "tag"), ("tag", "run/of-rank"), ("metric", "processes")], "rank"),
         ["3"]
     );
-    assert!(!csv.select(&[("kind", "step"), ("step", "2")], "mean").is_empty());
+    let steps = [("kind", "step"), ("step", "2")];
+    assert!(!csv.select(&steps, "mean").is_empty());
+    assert!(csv.select(&steps, "epoch").iter().all(|epoch| epoch == "3"));
+    // The first step has no time of its own: the 64 samples are those of the second.
+    let of_steps = |metric: &'static str| {
+        csv.numbers(&[("kind", "step"), ("step", "2"), ("scope", "batch_time"), ("metric", metric)], "mean")
+    };
+    let (rate, time) = (of_steps("throughput"), of_steps("step"));
+    assert!(rate.len() == 1 && (rate[0] * time[0] / 64_000.0 - 1.0).abs() < 1e-6, "{rate:?} {time:?}");
     let loss = csv.numbers(&[("scope", "user"), ("metric", "loss")], "last");
     assert!(!loss.is_empty() && loss.iter().all(|value| *value == 0.5), "{loss:?}");
     let diverged = [("scope", "user"), ("metric", "diverged"), ("kind", "window")];
@@ -186,7 +195,9 @@ fn outside_gpurun_scripts_get_a_silent_success() {
     let dead = dir.path().join("dead.sock");
     drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
     for socket in [None, Some(Path::new("")), Some(Path::new("/nonexistent/s")), Some(dead.as_path())] {
-        for args in [&["tag", "begin", "a"][..], &["tag", "end"], &["step", "-5"], &["log", "a=1"]] {
+        for args in
+            [&["tag", "begin", "a"][..], &["tag", "end"], &["step", "-5"], &["epoch"], &["log", "a=1"]]
+        {
             let mut command = Command::new(support::gpurun());
             environment(command.args(args), dir.path());
             if let Some(socket) = socket {
@@ -196,17 +207,53 @@ fn outside_gpurun_scripts_get_a_silent_success() {
             assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{args:?} {socket:?}: {output:?}");
         }
     }
-    for args in [
-        &["tag", "begin", "a/b"][..],
-        &["log", "loss"],
-        &["log", "loss=x"],
-        &["step", "x"],
-        &["tag", "begin"],
+    // A wrong value is no mistake of the command line, a wrong option is.
+    for (args, status) in [
+        (&["tag", "begin", "a/b"][..], 0),
+        (&["tag", "end", ""], 0),
+        (&["log", "foo"], 0),
+        (&["log", "loss=x", "--step", "y"], 0),
+        (&["step", "x", "--samples", "y"], 0),
+        (&["epoch", "x"], 0),
+        (&["log", "--stepp", "3", "a=1"], 2),
+        (&["tag", "begin"], 2),
     ] {
         let mut command = Command::new(support::gpurun());
         environment(command.args(args), dir.path());
         let output = command.output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{args:?}");
-        assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1, "{args:?}");
+        assert_eq!(output.status.code(), Some(status), "{args:?}");
+        assert_eq!(
+            String::from_utf8_lossy(&output.stderr).lines().count(),
+            usize::from(status == 2),
+            "{args:?}"
+        );
+    }
+}
+
+#[test]
+fn a_wrong_value_never_ends_a_script() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let shell = "set -e
+        for v in '' N/A 1,5; do gpurun log acc=1 \"loss=$v\" lr=2; done
+        gpurun log foo \"loss=\"
+        gpurun log late=3 --step soon
+        gpurun step abc
+        gpurun tag begin a/b
+        gpurun tag end a/b
+        gpurun log done=1";
+    let output = succeed(&mut gpurun(dir, None, &["-q", "--log", "x.csv"], &["sh", "-c", shell]));
+    let said = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines.len() == 8 && lines.iter().all(|line| line.contains("ignored: ")), "{said}");
+    assert!(lines[1].ends_with(r#"ignored: "loss=N/A": "N/A" is not a number"#), "{said}");
+    assert!(lines[3].ends_with(r#""foo" is not KEY=VALUE; "loss=": "" is not a number"#), "{said}");
+    let csv = Csv::read(&dir.join("x.csv"));
+    let total = |metric: &str, column: &str| -> f64 {
+        let rows = [("scope", "user"), ("metric", metric), ("kind", "window")];
+        csv.numbers(&rows, column).iter().sum()
+    };
+    for (metric, samples) in [("acc", 3.0), ("lr", 3.0), ("loss", 0.0), ("late", 1.0), ("done", 1.0)] {
+        assert_eq!((total(metric, "samples"), total(metric, "missing")), (samples, 0.0), "{metric}");
     }
 }
