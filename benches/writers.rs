@@ -124,6 +124,7 @@ fn run_info() -> Arc<RunInfo> {
                 uuid: GpuUuid::new(format!("GPU-{n:08x}-5d5b-4c1e-9f0a-0123456789ab")),
                 name: Some("NVIDIA H100 80GB HBM3".into()),
                 memory_total: Some(85_520_809_984),
+                facts: Vec::new(),
             })
         })
         .collect();

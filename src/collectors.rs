@@ -4,5 +4,6 @@ pub mod cgroup;
 pub mod cuda;
 pub mod host;
 pub mod nvml;
+pub mod powercap;
 pub mod procfs;
 pub mod share;

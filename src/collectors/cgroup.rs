@@ -58,7 +58,7 @@ impl CgroupLimits {
     /// or not readable is taken as unlimited.
     pub fn find(proc_root: &Path, cgroup_root: &Path) -> Self {
         let mut found = Self::default();
-        for Group { hierarchy, levels } in groups(proc_root, cgroup_root) {
+        for Group { hierarchy, levels } in groups(proc_root, cgroup_root, "self") {
             for level in levels {
                 match hierarchy {
                     Hierarchy::Unified => found.add_v2(&level),
@@ -178,6 +178,55 @@ impl CgroupLimits {
     }
 }
 
+/// How the CPU quota of a cgroup has held its tasks back so far.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Throttled {
+    /// Periods of the quota in which it was used up.
+    pub periods: u64,
+    /// Seconds for which CPUs were held back, added up over the CPUs.
+    pub seconds: f64,
+}
+
+/// The innermost cgroup of a process that has a CPU quota.
+#[derive(Debug)]
+pub struct Throttling {
+    stat: KernelFile,
+    time_label: &'static [u8],
+    per_second: f64,
+}
+
+impl Throttling {
+    /// Finds the cgroup of a process, which is a pid or `self`. `None` where no quota binds it.
+    pub fn find(proc_root: &Path, cgroup_root: &Path, process: &str) -> Option<Self> {
+        groups(proc_root, cgroup_root, process).into_iter().find_map(|group| {
+            let (label, per_second): (&[u8], _) = match group.hierarchy {
+                Hierarchy::Unified => (b"throttled_usec ", 1e6),
+                Hierarchy::Cpu => (b"throttled_time ", 1e9),
+                Hierarchy::Memory => return None,
+            };
+            let has_quota = |level: &&PathBuf| match group.hierarchy {
+                Hierarchy::Unified => {
+                    fs::read_to_string(level.join("cpu.max")).is_ok_and(|text| quota_of_max(&text).is_some())
+                }
+                _ => read_number(&level.join("cpu.cfs_quota_us")).is_some(),
+            };
+            let level = group.levels.iter().find(has_quota)?;
+            let stat = KernelFile::open(&level.join("cpu.stat")).ok()?;
+            Some(Self { stat, time_label: label, per_second })
+        })
+    }
+
+    /// The counters of now; `None` where they cannot be read.
+    pub fn read(&self, buffer: &mut Buffer) -> Option<Throttled> {
+        let stat = self.stat.read(buffer).ok()?;
+        let time = text::labelled(stat, self.time_label)?;
+        Some(Throttled {
+            periods: text::labelled(stat, b"nr_throttled ")?,
+            seconds: time as f64 / self.per_second,
+        })
+    }
+}
+
 /// The count of the out-of-memory killer for the cgroup of this process.
 #[derive(Debug)]
 pub struct OomWatch {
@@ -197,7 +246,7 @@ struct MemoryFiles {
 impl OomWatch {
     /// Remembers the count of now. `None` where no cgroup counts: on kernels before 4.13, and in the root of version 2.
     pub fn start(proc_root: &Path, cgroup_root: &Path) -> Option<Self> {
-        groups(proc_root, cgroup_root).iter().find_map(|group| {
+        groups(proc_root, cgroup_root, "self").iter().find_map(|group| {
             let (events, limit, peak) = match group.hierarchy {
                 Hierarchy::Unified => ("memory.events", "memory.max", "memory.peak"),
                 Hierarchy::Memory => {
@@ -241,17 +290,17 @@ enum Hierarchy {
     Cpu,
 }
 
-/// The cgroup of this process in one hierarchy.
+/// The cgroup of a process in one hierarchy.
 struct Group {
     hierarchy: Hierarchy,
     /// Its directory and those of its ancestors, innermost first.
     levels: Vec<PathBuf>,
 }
 
-/// The cgroups of this process, as `/proc/self/cgroup` lists them, in the hierarchies that are mounted.
-fn groups(proc_root: &Path, cgroup_root: &Path) -> Vec<Group> {
+/// The cgroups of a process, as `/proc/PROCESS/cgroup` lists them, in the hierarchies that are mounted.
+fn groups(proc_root: &Path, cgroup_root: &Path, process: &str) -> Vec<Group> {
     let mut found = Vec::new();
-    let list = fs::read_to_string(proc_root.join("self/cgroup")).unwrap_or_default();
+    let list = fs::read_to_string(proc_root.join(process).join("cgroup")).unwrap_or_default();
     for line in list.lines() {
         let mut parts = line.splitn(3, ':');
         let (Some(number), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
@@ -378,6 +427,38 @@ mod tests {
         assert_eq!(CgroupLimits::find(&proc_root, &cgroup).cpu_limit(), Some(0.5));
         let nothing = CgroupLimits::find(&dir.path().join("no"), &cgroup);
         assert_eq!((nothing.cpu_limit(), nothing.memory_limit()), (None, None));
+    }
+
+    #[test]
+    fn throttling_is_that_of_the_innermost_quota_in_either_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let (proc_root, cgroup) = (dir.path().join("proc"), dir.path().join("cgroup"));
+        let mut buffer = Buffer::default();
+        write(proc_root.join("self/cgroup"), "0::/pod/box/leaf\n");
+        write(proc_root.join("77/cgroup"), "0::/other\n");
+        write(cgroup.join("cgroup.procs"), "");
+        for (level, quota, periods) in [("pod", "400000 100000", 3), ("pod/box", "200000 100000", 5)] {
+            write(cgroup.join(level).join("cpu.max"), quota);
+            let stat =
+                format!("usage_usec 9\nnr_periods 8\nnr_throttled {periods}\nthrottled_usec 2500000\n");
+            write(cgroup.join(level).join("cpu.stat"), &stat);
+        }
+        write(cgroup.join("pod/box/leaf/cpu.max"), "max 100000");
+        write(cgroup.join("other/cpu.stat"), "usage_usec 9\n");
+        let found = Throttling::find(&proc_root, &cgroup, "self").unwrap();
+        assert_eq!(found.read(&mut buffer), Some(Throttled { periods: 5, seconds: 2.5 }));
+        assert!(Throttling::find(&proc_root, &cgroup, "77").is_none());
+
+        write(proc_root.join("self/cgroup"), "4:memory:/box\n2:cpu,cpuacct:/box\n");
+        let level = cgroup.join("cpu,cpuacct/box");
+        write(level.join("cpu.cfs_quota_us"), "-1\n");
+        assert!(Throttling::find(&proc_root, &cgroup, "self").is_none());
+        write(level.join("cpu.cfs_quota_us"), "50000\n");
+        write(level.join("cpu.stat"), "nr_periods 4\nnr_throttled 2\nthrottled_time 1500000000\n");
+        let found = Throttling::find(&proc_root, &cgroup, "self").unwrap();
+        assert_eq!(found.read(&mut buffer), Some(Throttled { periods: 2, seconds: 1.5 }));
+        write(level.join("cpu.stat"), "nr_periods 4\n");
+        assert_eq!(found.read(&mut buffer), None);
     }
 
     #[test]

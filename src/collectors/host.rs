@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::cgroup::CgroupLimits;
+use super::powercap::{Domain, Powercap};
 use super::procfs::file::{Buffer, KernelFile};
 use super::procfs::parse;
 use super::share::ShareOfTime;
@@ -128,6 +129,7 @@ pub struct HostReader {
     disks: Totals,
     disk_names: Vec<Box<[u8]>>,
     networks: Networks,
+    powercap: Powercap,
     memory_total: Option<u64>,
 }
 
@@ -136,6 +138,12 @@ const PRESSURES: [(MetricId, &str); 3] = [
     (MetricId::HostCpuPressure, "cpu"),
     (MetricId::HostMemoryPressure, "memory"),
     (MetricId::HostIoPressure, "io"),
+];
+
+/// The energies, each as its rate and as its amount.
+const ENERGIES: [(Domain, [MetricId; 2]); 2] = [
+    (Domain::Package, [MetricId::HostCpuPower, MetricId::HostCpuEnergyUsed]),
+    (Domain::Dram, [MetricId::HostDramPower, MetricId::HostDramEnergyUsed]),
 ];
 
 impl HostReader {
@@ -176,6 +184,7 @@ impl HostReader {
             disks: Totals::default(),
             disk_names: Vec::new(),
             networks: Networks::new(sys_root),
+            powercap: Powercap::find(sys_root),
             memory_total: None,
         };
         reader.memory_total = reader
@@ -193,9 +202,17 @@ impl HostReader {
             None => match metric {
                 MetricId::HostCgroupCpuLimit => self.has_cpu_limit,
                 MetricId::HostCgroupMemoryLimit => self.has_memory_limit,
-                _ => true,
+                _ => ENERGIES
+                    .iter()
+                    .find(|(_, ids)| ids.contains(&metric))
+                    .is_none_or(|(domain, _)| self.powercap.has(*domain)),
             },
         }
+    }
+
+    /// The CPUs count their energy, and this user may not read it.
+    pub fn energy_is_refused(&self) -> bool {
+        self.powercap.is_refused()
     }
 
     /// Total memory of the host in bytes, as last read.
@@ -248,6 +265,12 @@ impl HostReader {
                 let counter = &mut self.pressure_counters[place];
                 // The kernel brings this total up to date only every 2 s.
                 give(*id, reading(total.map(|micros| counter.clamp(now, micros as f64 / 1e6 * 100.0))));
+            }
+        }
+        for (domain, ids) in ENERGIES {
+            if any(&ids) {
+                let joules = self.powercap.read(domain, now, &mut self.buffer);
+                ids.into_iter().filter(|id| wants(*id)).for_each(|id| give(id, reading(joules)));
             }
         }
         self.cgroup.refresh();

@@ -7,7 +7,9 @@
 mod calls;
 mod ceilings;
 mod error;
+mod facts;
 mod fields;
+mod gpm;
 mod probe;
 mod processes;
 mod unified;
@@ -25,6 +27,7 @@ pub use calls::{Handle, MemoryInfo};
 pub use ceilings::Ceilings;
 pub use error::{CallResult, Fault, NvmlError};
 pub use fields::{Field, FieldNumber, FieldRequest};
+pub use gpm::{GpmMetric, GpmSamples, GpmTarget};
 pub use processes::{ProcessBuffer, ProcessEntry, UtilizationSample};
 use unified::HostMemorySource;
 

@@ -1,12 +1,12 @@
 //! `gpurun devices`: what is read, and the form for programs.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::answer::{Asked, Driver, answer};
 use super::print::{Standard, verbosity};
 use crate::cli::args::DevicesArgs;
 use crate::cli::exit::Exit;
-use crate::model::device::{ComputeMode, DeviceSnapshot, ProbeRequest};
+use crate::model::device::{ComputeMode, DeviceProcess, DeviceSnapshot, ProbeRequest};
 use crate::model::reading::Known;
 use crate::model::selection::Patience;
 use crate::selection::directory::LeaseDirectory;
@@ -38,8 +38,15 @@ pub(super) fn run(args: &DevicesArgs, out: &mut Standard<'_>) -> Exit {
 
 fn list(form: &Form, driver: &Driver<'_>, output: &mut Vec<u8>, verbosity: Verbosity) -> Exit {
     let notices = Notices::new(verbosity);
-    let request =
-        ProbeRequest { name: true, memory: true, utilization: true, compute_mode: true, processes: true };
+    let verbose = verbosity == Verbosity::Verbose;
+    let request = ProbeRequest {
+        name: true,
+        memory: true,
+        utilization: true,
+        compute_mode: true,
+        processes: true,
+        facts: verbose || matches!(form, Form::Json),
+    };
     let devices = match driver.probe(&request) {
         Ok(devices) => devices,
         Err(error) => {
@@ -68,7 +75,7 @@ fn list(form: &Form, driver: &Driver<'_>, output: &mut Vec<u8>, verbosity: Verbo
             let devices: Vec<Value> = rows.iter().map(|row| device_json(row.device, &row.holders)).collect();
             format!("{}\n", json!({ "devices": devices }))
         }
-        Form::Table { columns } => table::text(&rows, verbosity == Verbosity::Verbose, *columns),
+        Form::Table { columns } => table::text(&rows, verbose, *columns),
     };
     output.extend(text.into_bytes());
     Exit::Ok
@@ -96,9 +103,34 @@ fn known_json<T>(value: &Known<T>, text: impl FnOnce(&T) -> Value) -> (Value, Op
     }
 }
 
+/// The processes of a device.
+fn processes_json(processes: &[DeviceProcess]) -> Value {
+    let list = processes.iter().map(|process| {
+        json!({
+            "pid": process.pid,
+            "memory": process.memory.as_ref().ok(),
+            "compute": process.compute,
+            "uid": process.uid,
+            "user": process.uid.and_then(users::name_of),
+        })
+    });
+    list.collect()
+}
+
+/// Who holds the lease of a device.
+fn holders_json(holders: &[Holder]) -> Value {
+    let list = holders.iter().map(|holder| {
+        json!({
+            "process": holder.process, "pid": Some(holder.pid).filter(|pid| *pid != 0), "job": holder.job, "uid": holder.uid, "user": holder.user,
+            "command": holder.command, "since": holder.since, "share": holder.share,
+        })
+    });
+    list.collect()
+}
+
 /// One device for programs: bytes, percents, and the reason for every null.
 fn device_json(device: &DeviceSnapshot, holders: &[Holder]) -> Value {
-    let mut unreadable = serde_json::Map::new();
+    let mut unreadable = Map::new();
     let mut take = |name: &str, (value, reason): (Value, Option<String>)| {
         if let Some(reason) = reason {
             unreadable.insert(name.to_owned(), json!(reason));
@@ -120,29 +152,11 @@ fn device_json(device: &DeviceSnapshot, holders: &[Holder]) -> Value {
     let memory_utilization =
         take("memory_utilization", known_json(&device.memory_utilization, |percent| json!(percent)));
     let compute_mode = take("compute_mode", known_json(&device.compute_mode, |mode| json!(mode_word(*mode))));
-    let processes = take(
-        "processes",
-        known_json(&device.processes, |processes| {
-            let list = processes.iter().map(|process| {
-                json!({
-                    "pid": process.pid,
-                    "memory": process.memory.as_ref().ok(),
-                    "compute": process.compute,
-                    "uid": process.uid,
-                    "user": process.uid.and_then(users::name_of),
-                })
-            });
-            json!(list.collect::<Vec<_>>())
-        }),
-    );
-    let holders: Vec<Value> = holders
+    let processes = take("processes", known_json(&device.processes, |processes| processes_json(processes)));
+    let facts: Map<String, Value> = device
+        .facts
         .iter()
-        .map(|holder| {
-            json!({
-                "process": holder.process, "pid": Some(holder.pid).filter(|pid| *pid != 0), "job": holder.job, "uid": holder.uid, "user": holder.user,
-                "command": holder.command, "since": holder.since, "share": holder.share,
-            })
-        })
+        .map(|(name, value)| ((*name).to_owned(), take(name, known_json(value, |value| json!(value)))))
         .collect();
     json!({
         "index": device.index,
@@ -159,7 +173,8 @@ fn device_json(device: &DeviceSnapshot, holders: &[Holder]) -> Value {
         "memory_utilization": memory_utilization,
         "compute_mode": compute_mode,
         "processes": processes,
-        "held_by": holders,
+        "facts": facts,
+        "held_by": holders_json(holders),
         "unreadable": unreadable,
     })
 }

@@ -377,6 +377,7 @@ impl RunFold {
             uuid,
             name: None,
             memory_total: None,
+            facts: Vec::new(),
         });
         self.devices.push(Arc::clone(&device));
         Some(device)

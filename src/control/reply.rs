@@ -168,6 +168,7 @@ mod tests {
             uuid: GpuUuid::new("GPU-aaaaaaaa-1"),
             name: Some("Test GPU".to_owned()),
             memory_total: None,
+            facts: Vec::new(),
         })
     }
 

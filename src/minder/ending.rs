@@ -39,11 +39,12 @@ const ASK: Duration = Duration::from_secs(1);
 const GONE: Duration = Duration::from_millis(500);
 
 /// Reaps orphans that ended with the job: they still count.
-pub(super) fn reap_the_dead(job: &mut Job) {
+pub(super) fn reap_the_dead(plan: &Plan, job: &mut Job, ready: &Ready) {
     let now = monotonic();
     loop {
         match job.next_event(Some(now)) {
             JobEvent::Reaped(reaped) => job.sidecar.send(&ToSidecar::Reaped(reaped.usage)),
+            JobEvent::SidecarLost => say_lost(plan, job, ready),
             JobEvent::Deadline => return,
             _ => {}
         }
@@ -51,8 +52,8 @@ pub(super) fn reap_the_dead(job: &mut Job) {
 }
 
 /// Ends what is left of the job: SIGTERM to all, a grace to obey, then SIGKILL.
-pub(super) fn kill_tree(plan: &Plan, job: &mut Job) {
-    reap_the_dead(job);
+pub(super) fn kill_tree(plan: &Plan, job: &mut Job, ready: &Ready) {
+    reap_the_dead(plan, job, ready);
     let asked = job.others();
     if asked.is_empty() {
         return;
@@ -63,9 +64,9 @@ pub(super) fn kill_tree(plan: &Plan, job: &mut Job) {
         held.send(Signal::CONT);
     }
     let mut killed = 0;
-    if !reap_until_none_is_left(job, plan.kill_after.unwrap_or(TREE_GRACE)) {
+    if !reap_until_none_is_left(plan, job, ready, plan.kill_after.unwrap_or(TREE_GRACE)) {
         killed = job.signal_tree(Signal::KILL);
-        reap_until_none_is_left(job, KILL_PATIENCE);
+        reap_until_none_is_left(plan, job, ready, KILL_PATIENCE);
     }
     plan.notices.say(&format!(
         "ended {} that the job left running, {killed} of them with SIGKILL",
@@ -74,10 +75,10 @@ pub(super) fn kill_tree(plan: &Plan, job: &mut Job) {
 }
 
 /// Reaps for at most `patience`; whether no process of the job is left.
-fn reap_until_none_is_left(job: &mut Job, patience: Duration) -> bool {
+fn reap_until_none_is_left(plan: &Plan, job: &mut Job, ready: &Ready, patience: Duration) -> bool {
     let end = monotonic() + patience;
     loop {
-        reap_the_dead(job);
+        reap_the_dead(plan, job, ready);
         if job.others().is_empty() {
             return true;
         }
@@ -85,8 +86,10 @@ fn reap_until_none_is_left(job: &mut Job, patience: Duration) -> bool {
         if now >= end {
             return false;
         }
-        if let JobEvent::Reaped(reaped) = job.next_event(Some(end.min(now + LOOK))) {
-            job.sidecar.send(&ToSidecar::Reaped(reaped.usage));
+        match job.next_event(Some(end.min(now + LOOK))) {
+            JobEvent::Reaped(reaped) => job.sidecar.send(&ToSidecar::Reaped(reaped.usage)),
+            JobEvent::SidecarLost => say_lost(plan, job, ready),
+            _ => {}
         }
     }
 }
@@ -98,7 +101,6 @@ struct Finishing {
     next_question: Mono,
     question: u32,
     left_told: bool,
-    done: bool,
 }
 
 /// Waits until the sidecar has finished its files, the user does not want to wait, or it does not answer.
@@ -110,10 +112,9 @@ pub(super) fn finish(plan: &Plan, job: &mut Job, ready: &Ready) {
         next_question: now + ASK,
         question: 0,
         left_told: false,
-        done: false,
     };
     let grace_ends = now + LEFT_BEHIND_GRACE;
-    while job.sidecar.is_connected() && !state.done {
+    while job.sidecar.is_connected() && !job.files_done() {
         let now = monotonic();
         if !state.left_told {
             let left = job.others();
@@ -133,7 +134,7 @@ pub(super) fn finish(plan: &Plan, job: &mut Job, ready: &Ready) {
         let next_look = if state.left_told { state.next_question } else { now + LOOK };
         on_event(plan, job, ready, &mut state, next_look);
     }
-    if state.done {
+    if job.files_done() {
         job.sidecar.wait(GONE);
     }
 }
@@ -145,7 +146,6 @@ fn on_event(plan: &Plan, job: &mut Job, ready: &Ready, state: &mut Finishing, ne
         {
             job.sidecar.send(&ToSidecar::GiveUp);
         }
-        JobEvent::FilesDone => state.done = true,
         JobEvent::SidecarLost => say_lost(plan, job, ready),
         JobEvent::Deadline if monotonic() >= state.next_question => {
             if job.last_answer() >= state.question {

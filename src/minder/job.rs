@@ -117,6 +117,11 @@ impl Job {
         self.own_pid
     }
 
+    /// Whether the sidecar has finished its files, or has said why there are none.
+    pub(super) fn files_done(&self) -> bool {
+        self.files_done
+    }
+
     /// Asks the sidecar for a sign of life; the number that its answer will have.
     pub(super) fn ask(&mut self) -> u32 {
         let question = self.witness.ask();

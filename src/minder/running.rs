@@ -141,9 +141,9 @@ fn start_job(
 fn mind(plan: &Plan, mut job: Job, ready: &Ready, lease: Vec<OwnedFd>) -> Option<JobExit> {
     let exit = follow(plan, &mut job, ready);
     if plan.kill_tree {
-        ending::kill_tree(plan, &mut job);
+        ending::kill_tree(plan, &mut job, ready);
     } else {
-        ending::reap_the_dead(&mut job);
+        ending::reap_the_dead(plan, &mut job, ready);
     }
     // The hold ends with the job, whatever inherited the descriptors.
     for part in lease {

@@ -1,5 +1,9 @@
 //! A GPU as one probe saw it, for choosing; and as a run names it, for logging.
 
+use std::fmt;
+
+use serde::Serialize;
+
 use super::id::GpuUuid;
 use super::reading::Known;
 
@@ -53,6 +57,30 @@ pub struct DeviceProcess {
     pub uid: Option<u32>,
 }
 
+/// The value of a fact about a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Fact {
+    /// Something is so, or is not.
+    Flag(bool),
+    /// A number.
+    Count(u64),
+}
+
+impl fmt::Display for Fact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fact::Flag(true) => f.write_str("yes"),
+            Fact::Flag(false) => f.write_str("no"),
+            Fact::Count(count) => count.fmt(f),
+        }
+    }
+}
+
+/// What a physical GPU is like beyond its name: state of its memory, its links and its modes, each under its name in
+/// files. MIG slices have none.
+pub type DeviceFacts = Vec<(&'static str, Known<Fact>)>;
+
 /// One device as one probe saw it. What was not asked for is `Err(Reason::NotAsked)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceSnapshot {
@@ -76,6 +104,8 @@ pub struct DeviceSnapshot {
     pub compute_mode: Known<ComputeMode>,
     /// Processes on it, merged from the compute, graphics and MPS lists.
     pub processes: Known<Vec<DeviceProcess>>,
+    /// Empty where they were not asked for.
+    pub facts: DeviceFacts,
 }
 
 impl DeviceSnapshot {
@@ -89,6 +119,7 @@ impl DeviceSnapshot {
             uuid: self.uuid.as_ref().ok()?.clone(),
             name: self.name.as_ref().ok().cloned(),
             memory_total: self.memory.as_ref().ok().map(|memory| memory.total),
+            facts: self.facts.clone(),
         })
     }
 }
@@ -106,6 +137,8 @@ pub struct ProbeRequest {
     pub compute_mode: bool,
     /// Process lists with owners.
     pub processes: bool,
+    /// Facts of physical GPUs.
+    pub facts: bool,
 }
 
 /// A device as the rows of a run name it.
@@ -123,6 +156,8 @@ pub struct DeviceIdentity {
     pub name: Option<String>,
     /// Total memory in bytes, where it could be read.
     pub memory_total: Option<u64>,
+    /// As they were when the device began to be followed; empty before.
+    pub facts: DeviceFacts,
 }
 
 /// Where a device stands among those of its host: NVML index, and that of the slice. Nothing else has it.

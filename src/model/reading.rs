@@ -19,6 +19,8 @@ pub enum Reason {
     ProcessGone,
     /// The read did not answer in time.
     TimedOut,
+    /// Another program, such as a profiler, holds what would be read.
+    InUse,
     /// The driver was reloaded or is not running.
     DriverGone,
     /// The value was outside what is possible and was dropped.
@@ -46,6 +48,7 @@ impl fmt::Display for Reason {
             Reason::GpuLost => "the GPU is lost",
             Reason::ProcessGone => "the process is gone",
             Reason::TimedOut => "no answer in time",
+            Reason::InUse => "another program, such as a profiler, holds the counters",
             Reason::DriverGone => "the driver is not running",
             Reason::Implausible => "an impossible value",
             Reason::OtherPidNamespace => "the process ids are of another PID namespace",

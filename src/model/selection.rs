@@ -156,6 +156,7 @@ impl Constraints {
     /// What has to be read to judge a device by these constraints and to rank it.
     pub fn probe(&self) -> ProbeRequest {
         ProbeRequest {
+            facts: false,
             name: self.gpu_name.is_some(),
             memory: self.sort || self.min_free_memory.is_some() || self.min_total_memory.is_some(),
             utilization: self.sort || self.limits_utilization(),

@@ -10,6 +10,7 @@ mod device;
 mod exchange;
 mod fields;
 mod follow;
+mod gpm;
 mod processes;
 mod settings;
 mod totals;
@@ -46,7 +47,7 @@ pub enum GpuReaderError {
 pub enum Role {
     /// A physical GPU.
     Whole,
-    /// A MIG slice: it has memory and processes of its own, and nothing else.
+    /// A MIG slice: it has memory, processes and profiling counters of its own, and nothing else.
     Slice,
     /// The physical GPU of a followed slice: power, temperature, clocks and the like are the whole GPU's, whatever
     /// uses its slices.

@@ -15,6 +15,7 @@ use super::frame::GpuFrame;
 use super::registry::{Registry, SeriesChange};
 use super::settings::{Notice, SamplerSettings, SamplingError, TreeRoot};
 use super::tree::{ReapedUsage, Tree};
+use crate::collectors::cgroup::Throttling;
 use crate::collectors::host::HostReader;
 use crate::collectors::procfs::file::{Buffer, KernelFile};
 use crate::collectors::procfs::parse;
@@ -60,6 +61,17 @@ impl SeriesTable {
     }
 }
 
+/// The quota that binds the job. A job that gpurun starts is in gpurun's own cgroup; processes of several cgroups, as
+/// `record` may follow, have none in common.
+fn throttling(settings: &SamplerSettings) -> Option<Throttling> {
+    let of = |process: &str| Throttling::find(&settings.proc_root, &settings.cgroup_root, process);
+    match &settings.root {
+        TreeRoot::Job { .. } => of("self"),
+        TreeRoot::Pids(pids) if pids.len() == 1 => of(&pids[0].to_string()),
+        TreeRoot::Pids(_) | TreeRoot::GpuProcesses => None,
+    }
+}
+
 /// Reads everything once per call.
 #[derive(Debug)]
 pub struct Sampler {
@@ -78,6 +90,8 @@ pub struct Sampler {
     lists_seen: bool,
     notices: Vec<Notice>,
     pss: PssRound,
+    /// Of the job's cgroup, where a CPU quota binds it.
+    throttling: Option<Throttling>,
     own_status: Option<KernelFile>,
     buffer: Buffer,
     late: u64,
@@ -106,6 +120,7 @@ impl Sampler {
             own_status: KernelFile::open(&settings.proc_root.join("self/status")).ok(),
             registry: Registry::default(),
             host,
+            throttling: throttling(&settings),
             tree,
             whole: SeriesTable::new(),
             devices: Vec::new(),
@@ -126,6 +141,10 @@ impl Sampler {
         for scope in [Scope::Host, Scope::Job, Scope::Gpurun] {
             sampler.open_whole(scope);
         }
+        let energies = sampler.settings.metrics.of_scope(Scope::Host).any(|id| id.get().group == "powercap");
+        if energies && sampler.host.energy_is_refused() {
+            sampler.notices.push(Notice::NoEnergyPermission);
+        }
         Ok(sampler)
     }
 
@@ -143,6 +162,7 @@ impl Sampler {
                 self.whole.push(metric, Reading::Value(0.0), out);
             }
             self.job_cpu.clamp(start, 0.0);
+            self.sample_throttling(out);
         }
     }
 
@@ -198,6 +218,7 @@ impl Sampler {
             self.tree.refresh();
         }
         self.sample_job(out);
+        self.sample_throttling(out);
         self.sample_pss(now, out);
         self.attribute(gpu, out);
         self.sample_processes(gpu, out, changes);
@@ -245,9 +266,17 @@ impl Sampler {
         id
     }
 
+    /// Whether there is such a thing here at all; no series is made for what there is not.
+    fn offers(&self, metric: MetricId) -> bool {
+        match metric {
+            MetricId::JobCpuThrottled | MetricId::JobCpuThrottledPeriods => self.throttling.is_some(),
+            _ => metric.get().scope != Scope::Host || self.host.offers(metric),
+        }
+    }
+
     fn open_whole(&mut self, scope: Scope) {
         for metric in self.settings.metrics.of_scope(scope) {
-            if metric.get().subject == Subject::Whole && (scope != Scope::Host || self.host.offers(metric)) {
+            if metric.get().subject == Subject::Whole && self.offers(metric) {
                 let (id, _) = self.open(metric, None, None);
                 self.whole.set(metric, id);
             }
@@ -295,7 +324,7 @@ mod tests {
         assert!(rss > 0.5, "{rss} MiB");
         assert_eq!(reading(&sampler, &sample, MetricId::JobProcesses), [Reading::Value(1.0)]);
         let opened = changes.iter().filter(|c| matches!(c, SeriesChange::Opened(..))).count();
-        assert_eq!(opened, 7, "of the process as a whole");
+        assert_eq!(opened, 8, "of the process as a whole");
         assert!(sample.readings.iter().all(|(id, _)| id.index() < initial.len() + opened));
         assert_eq!(sampler.tree.nodes()[0].key().pid, own_pid);
         assert!(sampler.take_notices().is_empty());

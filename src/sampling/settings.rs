@@ -123,6 +123,15 @@ pub enum Notice {
     },
     /// The I/O counters of the job's processes cannot be read.
     NoIoPermission,
+    /// The energy counters of the CPUs cannot be read.
+    NoEnergyPermission,
+}
+
+impl Notice {
+    /// Whether it is a detail: so on most hosts, and nothing that the user asked for.
+    pub fn is_detail(&self) -> bool {
+        *self == Notice::NoEnergyPermission
+    }
 }
 
 impl std::fmt::Display for Notice {
@@ -140,6 +149,9 @@ impl std::fmt::Display for Notice {
             Notice::NoIoPermission => {
                 f.write_str("no permission to read /proc/PID/io of some of the job's processes: its I/O is incomplete or unknown")
             }
+            Notice::NoEnergyPermission => f.write_str(
+                "no permission to read /sys/class/powercap/*/energy_uj: power and energy of the CPUs are unknown; the administrator can allow it (chmod a+r)",
+            ),
         }
     }
 }

@@ -58,6 +58,8 @@ pub struct TreeTotals {
     pub rss_peak: Option<u64>,
     /// Whether gpurun has reaped a process of the tree.
     pub reaped: bool,
+    /// CPUs that the live processes may run on together; `None` where no process's mask could be read.
+    pub cpus: Option<u32>,
     /// Bytes read from storage since the run began; `None` while no process's counters can be read.
     pub read: Option<f64>,
     /// Bytes written towards storage since the run began.

@@ -253,6 +253,7 @@ prop_compose! {
             memory_utilization,
             compute_mode,
             processes,
+            facts: Vec::new(),
         }
     }
 }

@@ -262,6 +262,7 @@ mod tests {
             memory_utilization: Err(Reason::NotAsked),
             compute_mode: Err(Reason::NotAsked),
             processes: Err(Reason::NotAsked),
+            facts: Vec::new(),
         }
     }
 

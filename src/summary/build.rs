@@ -10,7 +10,7 @@ use crate::model::signal;
 use super::cause::words_of_cause;
 use super::facts::facts;
 use super::json::{
-    DroppedSummary, ExitSummary, Figures, GpuSummary, HostSummary, JobSummary, LeftoverSummary,
+    DroppedSummary, ExitSummary, FactSummary, Figures, GpuSummary, HostSummary, JobSummary, LeftoverSummary,
     NotFiniteSummary, NullSummary, OwnSummary, Summary, TargetSummary,
 };
 use super::totals::{SeriesTotal, Totals};
@@ -185,5 +185,14 @@ fn gpu(totals: &Totals, device: &DeviceIdentity) -> GpuSummary {
         silent_s: silence.map_or(0.0, |(silence, _)| silence.seconds),
         silent_since_s: silence.and_then(|(silence, _)| silence.since),
         silent_why: silence.map(|(_, why)| why.to_owned()),
+        device_facts: device
+            .facts
+            .iter()
+            .map(|(name, value)| FactSummary {
+                name,
+                value: value.as_ref().ok().copied(),
+                reason: value.as_ref().err().map(ToString::to_string),
+            })
+            .collect(),
     }
 }

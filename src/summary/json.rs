@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::model::device::Fact;
+
 /// Everything the end of a run says.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
@@ -155,6 +157,19 @@ pub struct GpuSummary {
     pub silent_since_s: Option<f64>,
     /// What the driver said.
     pub silent_why: Option<String>,
+    /// Modes, links and state of the memory when the run began; none for a slice.
+    pub device_facts: Vec<FactSummary>,
+}
+
+/// A fact about a GPU.
+#[derive(Clone, Debug, Serialize)]
+pub struct FactSummary {
+    /// Its name.
+    pub name: &'static str,
+    /// Its value; null where it is not known.
+    pub value: Option<Fact>,
+    /// Why it is not known.
+    pub reason: Option<String>,
 }
 
 /// The job's tree.

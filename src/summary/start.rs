@@ -75,6 +75,7 @@ mod tests {
             uuid: GpuUuid::new("GPU-12345678"),
             name: Some(name.to_owned()),
             memory_total: None,
+            facts: Vec::new(),
         }
     }
 

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::model::device::DeviceIdentity;
+use crate::model::device::{DeviceIdentity, Fact};
 use crate::model::id::GpuUuid;
 use crate::model::loss::{Loss, Losses};
 use crate::model::metric::MetricId;
+use crate::model::reading::Reason;
 use crate::model::run::{JobExit, RunEnd, RunInfo};
 use crate::model::series::SeriesInfo;
 use crate::model::time::{Mono, Wall};
@@ -26,6 +27,11 @@ fn device() -> Arc<DeviceIdentity> {
         uuid: GpuUuid::new("GPU-12345678-0000"),
         name: Some("Card".to_owned()),
         memory_total: Some(80 << 30),
+        facts: vec![
+            ("retired_pages", Ok(Fact::Count(3))),
+            ("ecc_mode", Ok(Fact::Flag(true))),
+            ("nvlink_errors", Err(Reason::NotSupported)),
+        ],
     })
 }
 

@@ -25,7 +25,10 @@ pub(super) const KEYS: [(&str, &str); 21] = [
     ("gpurun.root_tag", "root tag"),
     ("gpurun.argv", "command line of the job, a JSON array; empty for record"),
     ("gpurun.driver", "NVIDIA driver version; absent without one"),
-    ("gpurun.devices", "JSON array of index, cuda, uuid, name, memory_total (bytes), label"),
+    (
+        "gpurun.devices",
+        "JSON array of index, cuda, uuid, name, memory_total (bytes), label, and facts: name to value, or null where the driver does not say",
+    ),
     ("gpurun.interval_s", "seconds between samples"),
     ("gpurun.window_s", "seconds of a window"),
     ("gpurun.start", "start of the run, RFC 3339"),
@@ -79,6 +82,7 @@ pub(super) fn of_run(run: &RunInfo, layout: Layout, mode: Mode, journal: &str) -
                 "name": d.name,
                 "memory_total": d.memory_total,
                 "label": d.scope_label(),
+                "facts": d.facts.iter().map(|(name, value)| (*name, value.as_ref().ok())).collect::<BTreeMap<_, _>>(),
             })
         })
         .collect();

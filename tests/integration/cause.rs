@@ -1,5 +1,5 @@
 //! Why a job ended, as the end of the run and the summary tell it: signals with their sender, the kernel's
-//! out-of-memory killer in a real cgroup.
+//! out-of-memory killer in a real cgroup; and what is told of a job that outlives a pause of the sidecar.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -121,4 +121,46 @@ fn a_job_that_the_kernel_killed_for_memory_is_told_with_the_limit() {
         Regex::new(r"^killed by SIGKILL \(out of memory: cgroup limit 64\.0 MiB, peak 6[34]\.\d MiB\)$");
     assert!(wanted.unwrap().is_match(&line), "{line}");
     assert!(cause.is_some());
+}
+
+#[test]
+fn a_sidecar_that_is_stopped_over_the_end_of_the_job_invents_no_cpu_time() {
+    let place = Place::new(NO_GPU);
+    let options = ["--interval", "50ms", "--summary", "s.json", "--", "sh", "-c"];
+    let mut running = Running::start(&place, &[&options[..], &[": > runs; read line"]].concat());
+    until("the job runs", || place.path("runs").exists().then_some(()));
+    let sidecar = crate::support::sidecar_of(running.pid().unsigned_abs());
+    // SAFETY: signals a process of this test's gpurun, which ends after this.
+    unsafe { libc::kill(sidecar, libc::SIGSTOP) };
+    running.tell_job_to_end();
+    until("the job has ended", || {
+        let children = format!("/proc/{pid}/task/{pid}/children", pid = running.pid());
+        (fs::read_to_string(children).unwrap().split_whitespace().count() == 1).then_some(())
+    });
+    // Many samples are missed.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    // SAFETY: as above.
+    unsafe { libc::kill(sidecar, libc::SIGCONT) };
+    running.wait();
+    let summary: serde_json::Value =
+        serde_json::from_slice(&fs::read(place.path("s.json")).unwrap()).unwrap();
+    let cpu = summary["job"]["cpu_s"].as_f64();
+    assert!(cpu.is_none_or(|cpu| cpu < 0.1), "a shell that waits for a line used {cpu:?} s");
+}
+
+#[test]
+fn a_status_is_of_now_with_a_long_interval() {
+    let place = Place::new(NO_GPU);
+    let mut running = Running::start(
+        &place,
+        &["--interval", "10m", "--window", "1h", "--", "sh", "-c", ": > runs; read line"],
+    );
+    until("the job runs", || place.path("runs").exists().then_some(()));
+    let pid = running.pid().to_string();
+    until("a status with values", || {
+        let output = place.gpurun(&["status", &pid]).output().unwrap();
+        let status = String::from_utf8(output.stdout).unwrap();
+        (status.contains("running 1 s") && status.contains("MiB  processes 1")).then_some(())
+    });
+    running.end();
 }

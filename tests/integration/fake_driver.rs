@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "what a helper of a test cannot have fails the test")]
 
 mod faults;
+mod gpm;
 mod tools;
 mod wrapper;
 
@@ -417,6 +418,9 @@ fn the_struct_sizes_are_those_of_the_bindings() {
         size_of::<sys::nvmlProcessesUtilizationInfo_t>(),
         size_of::<fake_nvml::nvml::ProcessesUtilization>()
     );
+    assert_eq!(size_of::<sys::nvmlGpmSupport_t>(), size_of::<fake_nvml::nvml::GpmSupport>());
+    assert_eq!(size_of::<sys::nvmlGpmMetric_t>(), size_of::<fake_nvml::nvml::GpmMetric>());
+    assert_eq!(size_of::<sys::nvmlGpmMetricsGet_t>(), size_of::<fake_nvml::nvml::GpmMetricsGet>());
     assert_eq!(size_of::<sys::nvmlProcessUtilizationSample_t>(), 32);
     assert_eq!(size_of::<sys::nvmlProcessUtilizationInfo_v1_t>(), 40);
     assert_eq!(size_of::<sys::nvmlProcessInfo_v1_t>(), 16);

@@ -36,6 +36,7 @@ pub(crate) fn run_info(gpus: u32, rank: Option<i32>) -> Arc<RunInfo> {
                 uuid: GpuUuid::new(format!("GPU-{n:08}-0000-0000-0000-000000000000")),
                 name: Some("Test GPU".into()),
                 memory_total: Some(80 << 30),
+                facts: Vec::new(),
             })
         })
         .collect();

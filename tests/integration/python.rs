@@ -159,7 +159,8 @@ fn steps_have_the_clients_own_spans_and_the_drivers_truth() {
         // From the begin of the group's first step to the end of its last.
         let truth = (stamp(step, 1) - stamp(step - 24, 2)) as f64 / 1e9;
         let span = of("gpu_utilization", "window_s");
-        assert!((span - truth).abs() < 1e-3, "steps up to {step}: {span} s, by the client {truth} s");
+        // A busy machine may stop the client between its stamp and its mark.
+        assert!((span - truth).abs() < 2e-2, "steps up to {step}: {span} s, by the client {truth} s");
         let mean = of("gpu_utilization", "mean");
         let expected = if (step - 1) / 50 % 2 == 0 { 100.0 } else { 0.0 };
         if group % 2 == 1 {

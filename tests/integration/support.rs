@@ -23,12 +23,12 @@ pub(crate) fn python() -> PathBuf {
     path
 }
 
-/// Process id of the sidecar of the gpurun `minder`, which runs a job.
+/// Process id of the sidecar of the gpurun `minder`: its first child that is gpurun too.
 pub(crate) fn sidecar_of(minder: u32) -> i32 {
     let children = format!("/proc/{minder}/task/{minder}/children");
     let children = std::fs::read_to_string(children).expect("gpurun runs");
     let is_sidecar = |pid: &&str| {
-        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "gpurun-sidecar")
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("gpurun"))
     };
     let found = children.split_ascii_whitespace().find(is_sidecar);
     found.and_then(|pid| pid.parse().ok()).unwrap_or_else(|| panic!("no sidecar among {children:?}"))

@@ -10,8 +10,9 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use crate::logged::Place;
+use crate::support::sidecar_of;
 use crate::transparency::harness::{alive, kill};
-use run::{JOB, JOB_STATUS, Phase, Run, SCENARIO, ends, hold_library, sidecar_of};
+use run::{JOB, JOB_STATUS, Phase, Run, SCENARIO, ends, hold_library};
 
 /// How many runs there are at once.
 const AT_ONCE: usize = 4;
@@ -429,7 +430,7 @@ fn a_job_without_a_choice_runs_without_a_sidecar() {
     fs::write(place.path("hold-fork"), "").unwrap();
     let mut run = Run::start(place, &hold_library(directory.path()), &[], &JOB);
     run.reaches("hold-fork");
-    kill(sidecar_of(run.minder()), libc::SIGKILL);
+    kill(sidecar_of(run.minder().unsigned_abs()), libc::SIGKILL);
     run.started();
     run.end_job();
     assert_eq!(run.status().code(), Some(JOB_STATUS));

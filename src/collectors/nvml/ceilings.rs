@@ -55,13 +55,13 @@ impl Nvml {
         Ok(megahertz)
     }
 
-    fn max_pcie_generation(&self, device: Handle) -> CallResult<u32> {
+    pub(super) fn max_pcie_generation(&self, device: Handle) -> CallResult<u32> {
         let mut generation = 0;
         call!(self, nvmlDeviceGetMaxPcieLinkGeneration(device.0, &raw mut generation))?;
         Ok(generation)
     }
 
-    fn max_pcie_width(&self, device: Handle) -> CallResult<u32> {
+    pub(super) fn max_pcie_width(&self, device: Handle) -> CallResult<u32> {
         let mut lanes = 0;
         call!(self, nvmlDeviceGetMaxPcieLinkWidth(device.0, &raw mut lanes))?;
         Ok(lanes)

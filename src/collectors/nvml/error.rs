@@ -113,6 +113,7 @@ impl Fault {
             sys::nvmlReturn_enum_NVML_ERROR_NO_PERMISSION
             | sys::nvmlReturn_enum_NVML_ERROR_OPERATING_SYSTEM => Reason::NoPermission,
             sys::nvmlReturn_enum_NVML_ERROR_TIMEOUT => Reason::TimedOut,
+            sys::nvmlReturn_enum_NVML_ERROR_IN_USE => Reason::InUse,
             _ if self.is_lost() => Reason::GpuLost,
             _ if self.is_driver_gone() => Reason::DriverGone,
             other => Reason::Other(WrapperError::from(other).to_string().into_boxed_str()),
@@ -208,6 +209,7 @@ mod tests {
     fn classes_are_kept_apart() {
         assert_eq!(Fault::Code(4).reason(), Reason::NoPermission);
         assert_eq!(Fault::Code(10).reason(), Reason::TimedOut);
+        assert_eq!(Fault::Code(19).reason(), Reason::InUse);
         assert_eq!(Fault::Code(15).reason(), Reason::GpuLost);
         assert_eq!(Fault::Code(1).reason(), Reason::DriverGone);
         assert!(matches!(Fault::Code(999).reason(), Reason::Other(_)));

@@ -35,11 +35,19 @@ pub enum Field {
     PcieTx = sys::field_id::NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
     /// Received over PCIe, bytes; wraps.
     PcieRx = sys::field_id::NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
+    /// Errors in flow control digits, all NVLinks together.
+    NvlinkFlitErrors = sys::field_id::NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+    /// Errors in data, all NVLinks together.
+    NvlinkDataErrors = sys::field_id::NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
+    /// Transmissions that were repeated, all NVLinks together.
+    NvlinkReplays = sys::field_id::NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL,
+    /// Links that were set up anew, all NVLinks together.
+    NvlinkRecoveries = sys::field_id::NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
 }
 
 impl Field {
     /// How many fields there are.
-    pub const COUNT: usize = 8;
+    pub const COUNT: usize = 12;
 
     fn scope(self) -> u32 {
         match self {
@@ -286,6 +294,10 @@ mod tests {
             Field::NvlinkRx,
             Field::PcieTx,
             Field::PcieRx,
+            Field::NvlinkFlitErrors,
+            Field::NvlinkDataErrors,
+            Field::NvlinkReplays,
+            Field::NvlinkRecoveries,
         ] {
             assert!(!(251..=273).contains(&(field as u32)));
         }

@@ -98,6 +98,7 @@ impl Nvml {
                 }),
                 _ => Err(Reason::NotAsked),
             },
+            facts: if request.facts && leaf.slice.is_none() { self.facts(device) } else { Vec::new() },
         }
     }
 
@@ -142,6 +143,7 @@ impl Nvml {
             uuid: GpuUuid::new(self.uuid(parent)?),
             name: self.name(parent).ok(),
             memory_total: self.memory(parent).ok().map(|memory| memory.total),
+            facts: Vec::new(),
         })
     }
 }
@@ -161,6 +163,7 @@ fn unreadable(index: u32, reason: &Reason, request: &ProbeRequest) -> DeviceSnap
         memory_utilization: value(request.utilization, reason),
         compute_mode: value(request.compute_mode, reason),
         processes: value(request.processes, reason),
+        facts: Vec::new(),
     }
 }
 

@@ -38,6 +38,45 @@ pub fn status_memory(text: &[u8]) -> Option<Memory> {
     Some(Memory { resident: kib(b"VmRSS:")?, peak: kib(b"VmHWM:") })
 }
 
+/// The CPUs that a process may run on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuMask([u64; CpuMask::WORDS]);
+
+impl CpuMask {
+    /// Room for 1024 CPUs, as in `cpu_set_t`.
+    const WORDS: usize = 16;
+
+    /// Adds the CPUs of another mask.
+    pub fn add(&mut self, other: &CpuMask) {
+        for (word, more) in self.0.iter_mut().zip(other.0) {
+            *word |= more;
+        }
+    }
+
+    /// How many CPUs it names.
+    pub fn count(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+}
+
+/// `Cpus_allowed` of `/proc/PID/status`: hexadecimal, in groups of eight digits. `None` for more CPUs than the mask has
+/// room for.
+pub fn status_affinity(text: &[u8]) -> Option<CpuMask> {
+    let label = b"Cpus_allowed:";
+    let line = lines(text).find(|line| line.starts_with(label))?;
+    let mut mask = CpuMask::default();
+    let digits = words(&line[label.len()..]).next()?.iter().rev().filter(|byte| **byte != b',');
+    for (place, digit) in digits.enumerate() {
+        let bits = u64::from(char::from(*digit).to_digit(16)?);
+        match mask.0.get_mut(place / 16) {
+            Some(word) => *word |= bits << (4 * (place % 16)),
+            None if bits == 0 => {}
+            None => return None,
+        }
+    }
+    Some(mask)
+}
+
 /// The innermost pid of `NSpid` in `/proc/PID/status` and the number of namespaces listed.
 pub fn status_namespaces(text: &[u8]) -> Option<(i32, usize)> {
     let label = b"NSpid:";
@@ -197,7 +236,7 @@ mod tests {
         #[test]
         fn garbage_never_panics(text in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = io(&text);
-            let _ = status_memory(&text);
+            let _ = (status_memory(&text), status_affinity(&text));
             let _ = status_namespaces(&text);
             let _ = rollup_pss(&text);
             let _ = cpu_times(&text);
@@ -218,6 +257,18 @@ mod tests {
         );
         assert_eq!(status_memory(b"VmRSS:\t 4 kB\n"), Some(Memory { resident: 4 << 10, peak: None }));
         assert_eq!(status_memory(b"Name:\tzombie\n"), None);
+        let cpus = |mask: &str| status_affinity(format!("Name:\tx\nCpus_allowed:\t{mask}\n").as_bytes());
+        assert_eq!(cpus("3").map(|mask| mask.count()), Some(2));
+        assert_eq!(cpus("ff,80000001,00000000").map(|mask| mask.count()), Some(10));
+        assert_eq!(
+            cpus(&format!("0,{}", "ffffffff,".repeat(32).trim_end_matches(','))).map(|m| m.count()),
+            Some(1024)
+        );
+        assert_eq!(cpus(&format!("1,{}", "ffffffff,".repeat(32).trim_end_matches(','))), None, "too many");
+        assert_eq!((cpus("3-5"), cpus("")), (None, None));
+        let mut both = cpus("c").unwrap();
+        both.add(&cpus("1,00000008").unwrap());
+        assert_eq!(both.count(), 3);
         assert_eq!(status_namespaces(b"NSpid:\t900\t12\t1\n"), Some((1, 3)));
         assert_eq!(
             rollup_pss(b"00-ff ---p 0 0 [rollup]\nRss: 9 kB\nPss: 3 kB\nPss_Dirty: 1 kB\n"),

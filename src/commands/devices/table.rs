@@ -140,13 +140,18 @@ fn holders_text(holders: &[Holder]) -> String {
 
 /// Everything that the line has no room for.
 fn details(row: &Row<'_>) -> Vec<String> {
-    let DeviceSnapshot { uuid, name, memory, processes, .. } = row.device;
+    let DeviceSnapshot { uuid, name, memory, processes, facts, .. } = row.device;
     let mut lines = vec![format!(
         "{}, {}, {} free",
         shown(uuid, ToString::to_string),
         shown(name, |name| printable(name).into_owned()),
         shown(memory, |memory| format::bytes(memory.free))
     )];
+    let known = facts.iter().filter_map(|(name, value)| Some(format!("{name} {}", value.as_ref().ok()?)));
+    let known: Vec<String> = known.collect();
+    if !known.is_empty() {
+        lines.push(known.join(", "));
+    }
     lines.extend(processes.iter().flatten().map(process_text));
     lines.extend(row.holders.iter().map(|holder| printable(&format!("held by {holder}")).into_owned()));
     lines

@@ -6,7 +6,7 @@ macro_rules! catalogue {
     ($($id:ident {
         $scope:ident, $name:literal, $unit:literal, $kind:ident, $tier:ident, $group:literal, $subject:ident,
         source: $source:literal,
-        absent: $absent:literal,
+        $(absent: $absent:literal,)?
         about: $about:literal,
     })*) => {
         /// A metric, as a dense number into [`CATALOGUE`].
@@ -31,7 +31,7 @@ macro_rules! catalogue {
             group: $group,
             subject: Subject::$subject,
             source: $source,
-            absent: $absent,
+            absent: concat!("" $(, $absent)?),
             about: $about,
         },)*];
     };
@@ -41,25 +41,21 @@ catalogue! {
     HostCpuPercent {
         Host, "cpu_percent", "%", Counter, Cheap, "cpu", Whole,
         source: "/proc/stat",
-        absent: "",
         about: "busy time of all CPUs; 100 = every core",
     }
     HostMemoryPercent {
         Host, "memory_percent", "%", Gauge, Cheap, "memory", Whole,
         source: "/proc/meminfo, cgroup",
-        absent: "",
         about: "(total - available) / total; inside a memory cgroup, of its limit",
     }
     HostMemoryUsed {
         Host, "memory_used", "GiB", Gauge, Cheap, "memory", Whole,
         source: "/proc/meminfo, cgroup",
-        absent: "",
         about: "total - available; inside a memory cgroup, its working set",
     }
     HostMemoryAvailable {
         Host, "memory_available", "GiB", Gauge, Cheap, "memory", Whole,
         source: "/proc/meminfo, cgroup",
-        absent: "",
         about: "MemAvailable, bounded by what the cgroup leaves",
     }
     HostSwapPercent {
@@ -71,43 +67,36 @@ catalogue! {
     HostLoadAverage1m {
         Host, "load_average_1m", "", Gauge, Cheap, "load", Whole,
         source: "/proc/loadavg",
-        absent: "",
         about: "run queue length, mean of 1 minute; not a percentage",
     }
     HostLoadAverage5m {
         Host, "load_average_5m", "", Gauge, Cheap, "load", Whole,
         source: "/proc/loadavg",
-        absent: "",
         about: "run queue length, mean of 5 minutes",
     }
     HostLoadAverage15m {
         Host, "load_average_15m", "", Gauge, Cheap, "load", Whole,
         source: "/proc/loadavg",
-        absent: "",
         about: "run queue length, mean of 15 minutes",
     }
     HostDiskRead {
         Host, "disk_read", "MiB/s", Counter, Cheap, "disk", Whole,
         source: "/proc/diskstats",
-        absent: "",
         about: "read from whole block devices",
     }
     HostDiskWrite {
         Host, "disk_write", "MiB/s", Counter, Cheap, "disk", Whole,
         source: "/proc/diskstats",
-        absent: "",
         about: "written to whole block devices",
     }
     HostNetRx {
         Host, "net_rx", "MiB/s", Counter, Cheap, "net", Whole,
         source: "/proc/net/dev",
-        absent: "",
         about: "received on the interfaces of network cards, each once; without any (in a container) on all but loopback",
     }
     HostNetTx {
         Host, "net_tx", "MiB/s", Counter, Cheap, "net", Whole,
         source: "/proc/net/dev",
-        absent: "",
         about: "sent on the interfaces of network cards, each once; without any (in a container) on all but loopback",
     }
     HostCpuPressure {
@@ -139,6 +128,30 @@ catalogue! {
         source: "memory.max",
         absent: "outside a limited cgroup",
         about: "memory that the cgroup allows",
+    }
+    HostCpuPower {
+        Host, "cpu_power", "W", Counter, Cheap, "powercap", Whole,
+        source: "/sys/class/powercap, package",
+        absent: "hosts without the counters; users who may not read them",
+        about: "power of all CPU packages",
+    }
+    HostCpuEnergyUsed {
+        Host, "cpu_energy_used", "J", Amount, Cheap, "powercap", Whole,
+        source: "/sys/class/powercap, package",
+        absent: "hosts without the counters; users who may not read them",
+        about: "energy that all CPU packages used in the window: the sum over windows is that of the run",
+    }
+    HostDramPower {
+        Host, "dram_power", "W", Counter, Cheap, "powercap", Whole,
+        source: "/sys/class/powercap, dram",
+        absent: "hosts without the counters; users who may not read them",
+        about: "power of the memory modules, where the CPU counts it apart",
+    }
+    HostDramEnergyUsed {
+        Host, "dram_energy_used", "J", Amount, Cheap, "powercap", Whole,
+        source: "/sys/class/powercap, dram",
+        absent: "hosts without the counters; users who may not read them",
+        about: "energy that the memory modules used in the window",
     }
     GpuGpuUtilization {
         Gpu, "gpu_utilization", "%", Gauge, Cheap, "utilization", Device,
@@ -227,13 +240,11 @@ catalogue! {
     GpuSmClock {
         Gpu, "sm_clock", "MHz", Gauge, Cheap, "clocks", Device,
         source: "nvmlDeviceGetClockInfo",
-        absent: "",
         about: "SM clock",
     }
     GpuMemoryClock {
         Gpu, "memory_clock", "MHz", Gauge, Cheap, "clocks", Device,
         source: "nvmlDeviceGetClockInfo",
-        absent: "",
         about: "memory clock",
     }
     GpuEncoderUtilization {
@@ -308,28 +319,89 @@ catalogue! {
         absent: "MIG",
         about: "send rate of one 20 ms window; the call blocks for that long",
     }
+    GpuSmUtilization {
+        Gpu, "sm_utilization", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 2",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "share of the SMs' time in which they had work; mean between two samples",
+    }
+    GpuSmOccupancy {
+        Gpu, "sm_occupancy", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 3",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "resident warps, of those that the SMs can hold; mean between two samples",
+    }
+    GpuTensorActive {
+        Gpu, "tensor_active", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 5",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "share of time in which the tensor pipes worked, all kinds; mean between two samples",
+    }
+    GpuDramActive {
+        Gpu, "dram_active", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 10",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "device memory bandwidth used, of its peak; mean between two samples",
+    }
+    GpuFp64Active {
+        Gpu, "fp64_active", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 11",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "share of time in which the FP64 pipe worked; mean between two samples",
+    }
+    GpuFp32Active {
+        Gpu, "fp32_active", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 12",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "share of time in which the FP32 pipe worked; mean between two samples",
+    }
+    GpuFp16Active {
+        Gpu, "fp16_active", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 13",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "share of time in which the FP16 pipe worked; half precision on tensor pipes is in tensor_active; mean between two samples",
+    }
+    GpuIntegerActive {
+        Gpu, "integer_active", "%", Gauge, Cheap, "gpm", Device,
+        source: "GPM metric 4",
+        absent: "before Hopper; while a profiler holds the counters",
+        about: "share of time in which the integer pipe worked; mean between two samples",
+    }
     JobProcesses {
         Job, "processes", "count", Gauge, Cheap, "tree", Whole,
         source: "/proc/PID/task/TID/children",
-        absent: "",
         about: "live processes of the tree",
     }
     JobThreads {
         Job, "threads", "count", Gauge, Cheap, "tree", Whole,
         source: "/proc/PID/stat",
-        absent: "",
         about: "threads of the live processes",
     }
     JobCpuPercent {
         Job, "cpu_percent", "%", Counter, Cheap, "cpu", Whole,
         source: "/proc/PID/stat, wait4",
-        absent: "",
         about: "CPU time of the tree, ended processes included; 100 = one core",
+    }
+    JobCpuAffinity {
+        Job, "cpu_affinity", "count", Gauge, Cheap, "cpu_limits", Whole,
+        source: "/proc/PID/status",
+        about: "CPUs that the processes of the tree may run on, all together",
+    }
+    JobCpuThrottled {
+        Job, "cpu_throttled", "%", Counter, Cheap, "cpu_limits", Whole,
+        source: "cpu.stat of the cgroup",
+        absent: "outside a cgroup with a CPU quota",
+        about: "time for which the quota of the cgroup held CPUs back; 100 = one CPU all the time",
+    }
+    JobCpuThrottledPeriods {
+        Job, "cpu_throttled_periods", "count", Amount, Cheap, "cpu_limits", Whole,
+        source: "cpu.stat of the cgroup",
+        absent: "outside a cgroup with a CPU quota",
+        about: "periods of the quota, normally of 100 ms, in which the cgroup used it up",
     }
     JobMemoryRss {
         Job, "memory_rss", "MiB", Gauge, Cheap, "memory", Whole,
         source: "/proc/PID/status, ru_maxrss",
-        absent: "",
         about: "resident memory summed over the tree; shared pages count once per process",
     }
     JobMemoryPss {
@@ -365,25 +437,26 @@ catalogue! {
     ProcessCpuPercent {
         Process, "cpu_percent", "%", Counter, Cheap, "cpu", Whole,
         source: "/proc/PID/stat",
-        absent: "",
         about: "CPU time of the process; 100 = one core",
+    }
+    ProcessCpuAffinity {
+        Process, "cpu_affinity", "count", Gauge, Cheap, "cpu_limits", Whole,
+        source: "/proc/PID/status",
+        about: "CPUs that the process may run on",
     }
     ProcessMemoryRss {
         Process, "memory_rss", "MiB", Gauge, Cheap, "memory", Whole,
         source: "/proc/PID/status",
-        absent: "",
         about: "resident memory; max is the kernel's own peak",
     }
     ProcessMemoryPercent {
         Process, "memory_percent", "%", Gauge, Cheap, "memory", Whole,
         source: "/proc/PID/status, /proc/meminfo",
-        absent: "",
         about: "resident memory / host memory",
     }
     ProcessThreads {
         Process, "threads", "count", Gauge, Cheap, "tree", Whole,
         source: "/proc/PID/stat",
-        absent: "",
         about: "threads",
     }
     ProcessIoRead {
@@ -401,7 +474,6 @@ catalogue! {
     ProcessRunningTime {
         Process, "running_time", "min", Gauge, Cheap, "cpu", Whole,
         source: "/proc/PID/stat",
-        absent: "",
         about: "time since the process started",
     }
     ProcessGpuMemory {
@@ -431,37 +503,31 @@ catalogue! {
     GpurunCpuPercent {
         Gpurun, "cpu_percent", "%", Counter, Cheap, "own", Whole,
         source: "clock_gettime",
-        absent: "",
         about: "CPU time of gpurun itself; 100 = one core",
     }
     GpurunMemoryRss {
         Gpurun, "memory_rss", "MiB", Gauge, Cheap, "own", Whole,
         source: "/proc/PID/status",
-        absent: "",
         about: "resident memory of gpurun itself",
     }
     GpurunSampleTime {
         Gpurun, "sample_time", "ms", Gauge, Cheap, "own", Whole,
         source: "CLOCK_MONOTONIC",
-        absent: "",
         about: "time that one sample took",
     }
     GpurunLateSamples {
         Gpurun, "late_samples", "count", Gauge, Cheap, "own", Whole,
         source: "sampler",
-        absent: "",
         about: "samples taken more than half an interval late, since the run began",
     }
     GpurunDroppedSamples {
         Gpurun, "dropped_samples", "count", Gauge, Cheap, "own", Whole,
         source: "sampler",
-        absent: "",
         about: "samples that were due and not taken, since the run began",
     }
     UserValue {
         User, "value", "", Gauge, Cheap, "user", Whole,
         source: "the job",
-        absent: "",
         about: "scalar logged by the job under its own name",
     }
     BatchTimeStep {

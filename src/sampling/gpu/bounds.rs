@@ -51,7 +51,7 @@ const ANY_MEMORY: f64 = 1e8;
 const ROUNDING: f64 = 1.1;
 
 /// Every metric of the scope `gpu`.
-const TABLE: [Bound; 28] = {
+const TABLE: [Bound; 36] = {
     use MetricId as M;
     use Top::{Fixed, Memory, MemoryClock, PcieLink, PowerLimit, SmClock};
     // Shares of a time are at most all of it.
@@ -94,6 +94,14 @@ const TABLE: [Bound; 28] = {
         total(M::GpuNvlinkTx, nvlink),
         gauge(M::GpuPcieRxSampled, 0.0, PcieLink),
         gauge(M::GpuPcieTxSampled, 0.0, PcieLink),
+        gauge(M::GpuSmUtilization, 0.0, share),
+        gauge(M::GpuSmOccupancy, 0.0, share),
+        gauge(M::GpuTensorActive, 0.0, share),
+        gauge(M::GpuDramActive, 0.0, share),
+        gauge(M::GpuFp64Active, 0.0, share),
+        gauge(M::GpuFp32Active, 0.0, share),
+        gauge(M::GpuFp16Active, 0.0, share),
+        gauge(M::GpuIntegerActive, 0.0, share),
     ]
 };
 

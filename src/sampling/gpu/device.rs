@@ -1,9 +1,11 @@
 //! One followed device: what is asked of it, what is never asked again, what happens when it is lost.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::bounds::Bounds;
 use super::fields::FIELD_COUNTERS;
+use super::gpm::{GPM_METRICS, Gpm};
 use super::settings::GpuSettings;
 use super::totals::{PowerIntegral, Total};
 use super::{GpuNews, Role};
@@ -15,7 +17,7 @@ use crate::model::reading::{Reading, Reason};
 use crate::model::time::Mono;
 use crate::sampling::frame::{DeviceFrame, GpuProcessUse};
 
-/// What a MIG slice has of its own. Utilisation is in the list so that its absence is reported.
+/// What a MIG slice has of its own, beside GPM. Utilisation is in the list so that its absence is reported.
 const OF_SLICES: [MetricId; 6] = [
     MetricId::GpuGpuUtilization,
     MetricId::GpuMemoryUtilization,
@@ -49,6 +51,7 @@ pub(super) struct Device {
     /// There is no energy counter: power is integrated.
     pub(super) integrate: bool,
     pub(super) integral: PowerIntegral,
+    pub(super) gpm: Gpm,
     /// Whether it shares the host's memory, once known.
     pub(super) unified: Option<bool>,
     /// Bytes above which no process can be.
@@ -72,11 +75,20 @@ pub(super) struct Pass<'a> {
     pub(super) news: &'a mut Vec<GpuNews>,
     pub(super) place: usize,
     pub(super) at: Mono,
+    /// When the reads of the frame began, by the clock of the run and by the system's.
+    pub(super) began: (Mono, Instant),
     /// Expensive metrics are due.
     pub(super) expensive: bool,
     /// Process lists are due.
     pub(super) lists: bool,
     pub(super) out: &'a mut DeviceFrame,
+}
+
+impl Pass<'_> {
+    /// The time now; `at` is when the frame was asked for.
+    pub(super) fn now(&self) -> Mono {
+        self.began.0 + self.began.1.elapsed()
+    }
 }
 
 impl Device {
@@ -86,7 +98,7 @@ impl Device {
         role: Role,
         settings: &GpuSettings,
     ) -> Self {
-        let of_slices: MetricSet = OF_SLICES.into_iter().collect();
+        let of_slices: MetricSet = OF_SLICES.into_iter().chain(GPM_METRICS).collect();
         let wanted = match role {
             Role::Whole => settings.wanted(),
             Role::Slice => settings.wanted().and(of_slices),
@@ -102,8 +114,11 @@ impl Device {
             fields.push(Field::Energy);
         }
         let handle = nvml.handle_of(&identity).ok();
-        // A slice has none of the values that the limits are for.
-        let limits = handle.filter(|_| role != Role::Slice).map(|handle| nvml.ceilings(handle));
+        // A slice has none of the values that the limits are for, nor facts of its own.
+        let whole = handle.filter(|_| role != Role::Slice);
+        let limits = whole.map(|handle| nvml.ceilings(handle));
+        let facts = whole.map(|handle| nvml.facts(handle)).unwrap_or_default();
+        let identity = Arc::new(DeviceIdentity { facts, ..identity.as_ref().clone() });
         Self {
             handle,
             bounds: Bounds::new(limits.unwrap_or_default()),
@@ -119,6 +134,7 @@ impl Device {
             energy: Total::default(),
             integrate: false,
             integral: PowerIntegral::default(),
+            gpm: Gpm::default(),
             unified: if role == Role::Whole { None } else { Some(false) },
             total: identity.memory_total,
             expensive_read: None,
@@ -137,6 +153,7 @@ impl Device {
         self.handle = None;
         self.retry_at = Mono::default();
         self.energy.forget();
+        self.gpm.forget();
         for counter in &mut self.counters {
             counter.forget();
         }
@@ -192,6 +209,7 @@ impl Device {
                 if self.role != Role::Slice {
                     self.bounds = Bounds::new(pass.nvml.ceilings(handle));
                 }
+                self.gpm.forget();
                 for counter in &mut self.counters {
                     counter.forget();
                 }

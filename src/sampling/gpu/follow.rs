@@ -1,7 +1,7 @@
 //! The followed devices as a source of frames: what is due in each, and the way back of a driver that went away.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::device::{Device, Pass};
 use super::settings::GpuSettings;
@@ -61,12 +61,20 @@ impl Follower {
         }
     }
 
+    /// Gives back what the driver has allocated; before it is shut down.
+    fn free_samples(&mut self) {
+        for device in &mut self.devices {
+            device.gpm.free(&self.nvml);
+        }
+    }
+
     /// Looks for a driver that went away, at most every so often.
     fn find_driver(&mut self, at: Mono) {
         if !self.driver_gone || at < self.retry_at {
             return;
         }
         self.retry_at = at + self.settings.retry_every;
+        self.free_samples();
         if self.nvml.reinitialise().is_err() {
             return;
         }
@@ -74,6 +82,12 @@ impl Follower {
         for device in &mut self.devices {
             device.driver_reloaded();
         }
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.free_samples();
     }
 }
 
@@ -99,6 +113,7 @@ impl Source for Follower {
             }
         }
         self.find_driver(at);
+        let began = (frame.at, Instant::now());
         for (place, (device, out)) in self.devices.iter_mut().zip(&mut frame.devices).enumerate() {
             let Self { nvml, settings, buffer, spare, .. } = self;
             let is_due = |last, every| depth == Depth::Everything || due(last, at, every, settings.interval);
@@ -106,7 +121,8 @@ impl Source for Follower {
             let lists = settings.processes
                 && device.role != Role::Parent
                 && is_due(device.processes_read, settings.processes_every);
-            let mut pass = Pass { nvml, settings, buffer, spare, news, place, at, expensive, lists, out };
+            let mut pass =
+                Pass { nvml, settings, buffer, spare, news, place, at, began, expensive, lists, out };
             if self.driver_gone {
                 device.enter_missing(&mut pass, Reason::DriverGone);
             } else if let Err(fault) = device.read(&mut pass) {

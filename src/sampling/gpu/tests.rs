@@ -22,6 +22,7 @@ impl<F: FnMut(Mono, Depth, &mut GpuFrame)> Source for Scripted<F> {
             uuid: GpuUuid::new("GPU-0"),
             name: None,
             memory_total: None,
+            facts: Vec::new(),
         };
         vec![Followed {
             identity: Arc::new(identity),

@@ -18,6 +18,7 @@ impl Device {
         // Before power: whether there is an energy counter decides whether power is integrated.
         self.read_fields(pass, device)?;
         self.read_power(pass, device)?;
+        self.read_gpm(pass, device)?;
         if pass.expensive {
             self.read_expensive(pass, device)?;
         }

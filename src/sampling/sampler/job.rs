@@ -9,19 +9,29 @@ use crate::sampling::attribution::PidMatch;
 use crate::sampling::settings::TreeRoot;
 
 /// What the job's tree of processes has as a whole.
-const JOB_TREE: [MetricId; 6] = [
+const JOB_TREE: [MetricId; 7] = [
     MetricId::JobProcesses,
     MetricId::JobThreads,
     MetricId::JobCpuPercent,
     MetricId::JobMemoryRss,
     MetricId::JobIoRead,
     MetricId::JobIoWrite,
+    MetricId::JobCpuAffinity,
 ];
 
 impl Sampler {
     /// Whether it is known which processes are the job.
     pub(super) fn knows_the_job(&self) -> bool {
         self.settings.root != TreeRoot::GpuProcesses || (self.lists_seen && self.pid_match != PidMatch::Other)
+    }
+
+    /// How the quota of the job's cgroup holds it back.
+    pub(super) fn sample_throttling(&mut self, out: &mut Sample) {
+        let Some(throttling) = &self.throttling else { return };
+        let throttled = throttling.read(&mut self.buffer);
+        let (seconds, periods) = (throttled.map(|t| 100.0 * t.seconds), throttled.map(|t| t.periods as f64));
+        self.whole.push(MetricId::JobCpuThrottled, known(seconds), out);
+        self.whole.push(MetricId::JobCpuThrottledPeriods, known(periods), out);
     }
 
     pub(super) fn sample_job(&mut self, out: &mut Sample) {
@@ -44,6 +54,9 @@ impl Sampler {
             whole.push(MetricId::JobProcesses, Reading::Value(totals.processes as f64), out);
             whole.push(MetricId::JobThreads, Reading::Value(totals.threads as f64), out);
             whole.push(MetricId::JobMemoryRss, Reading::Value(totals.rss as f64 / MIB), out);
+            if totals.processes > 0 {
+                whole.push(MetricId::JobCpuAffinity, known(totals.cpus.map(f64::from)), out);
+            }
         } else if !self.seen_alive {
             // It ended before the first sample. Once its end is known, there was at least one process.
             let count = if totals.reaped { Reading::Peak(1.0) } else { Reading::Missing };

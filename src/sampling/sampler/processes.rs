@@ -16,7 +16,7 @@ use crate::sampling::settings::{Notice, ProcessDetail};
 use crate::sys::clock;
 
 /// Metrics of a process as a whole, in the order of [`ProcessSeries::whole`].
-const WHOLE: [MetricId; 7] = [
+const WHOLE: [MetricId; 8] = [
     MetricId::ProcessCpuPercent,
     MetricId::ProcessMemoryRss,
     MetricId::ProcessMemoryPercent,
@@ -24,6 +24,7 @@ const WHOLE: [MetricId; 7] = [
     MetricId::ProcessIoRead,
     MetricId::ProcessIoWrite,
     MetricId::ProcessRunningTime,
+    MetricId::ProcessCpuAffinity,
 ];
 
 /// Metrics of a process on one GPU, in the order of [`ProcessSeries::on_device`].
@@ -165,6 +166,7 @@ impl Sampler {
             known(node.io().map(|io| io.0 / MIB)),
             known(node.io().map(|io| io.1 / MIB)),
             Reading::Value(age.max(0.0) / 60.0),
+            known(node.cpus().map(|mask| f64::from(mask.count()))),
         ];
         for (id, reading) in series.whole.iter().zip(readings) {
             // A zombie has used what it used, and holds no memory and no threads any more.

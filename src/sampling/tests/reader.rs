@@ -33,7 +33,7 @@ fn every_value_is_in_its_unit() {
             nvlink: Some(vec![1.into(); 4]),
             nvlink_tx: Some(Counter::rate(2.0 * MIB as f64)),
             nvlink_rx: Some(Counter::rate(1.0 * MIB as f64)),
-            ..gpu()
+            ..super::gpm::hopper()
         }])
     };
     on_stage("reader::every_value_is_in_its_unit", scenario, |stage| {
@@ -93,6 +93,8 @@ fn eight_gpus_cost_so_many_calls_a_frame() {
             ("nvmlDeviceGetClockInfo", 16),
             ("nvmlDeviceGetFieldValues", 8),
             ("nvmlDeviceGetPowerUsage", 8),
+            ("nvmlGpmSampleGet", 8),
+            ("nvmlGpmMetricsGet", 8),
         ]
         .map(|(function, count)| (function.to_owned(), count))
         .into();
@@ -120,6 +122,10 @@ fn eight_gpus_cost_so_many_calls_a_frame() {
         frame(stage, &mut reader, 0.0);
         let mut first = stage.counts();
         assert_eq!(first.remove("nvmlDeviceGetName"), Some(8), "once, to know unified memory");
+        assert_eq!(first.remove("nvmlGpmQueryDeviceSupport"), Some(8));
+        assert_eq!(first.remove("nvmlGpmSampleAlloc"), Some(16));
+        // The first sample has nothing to be compared with.
+        assert_eq!(first.insert("nvmlGpmMetricsGet".to_owned(), 8), None);
         assert_eq!(first, with(&everything));
         for second in 1..=10 {
             frame(stage, &mut reader, f64::from(second));
@@ -131,7 +137,7 @@ fn eight_gpus_cost_so_many_calls_a_frame() {
             };
             assert_eq!(stage.counts(), expected, "second {second}");
         }
-        assert_eq!(cheap.values().sum::<usize>(), 56);
+        assert_eq!(cheap.values().sum::<usize>(), 72);
 
         stage.set_clock(10.5);
         reader.request_everything(mono(10.5));

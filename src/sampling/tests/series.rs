@@ -59,7 +59,7 @@ fn gpu_processes_of_the_job_get_series_and_others_do_not() {
     fake.remove(10);
     watch.sample(None);
     let closed = watch.closed();
-    assert_eq!(closed.len(), 7 + 2 * 4);
+    assert_eq!(closed.len(), 8 + 2 * 4);
     watch.sample(None);
     assert_eq!(watch.closed(), []);
     for id in &closed {
@@ -70,7 +70,7 @@ fn gpu_processes_of_the_job_get_series_and_others_do_not() {
     fake.children(20, 20, &[30]);
     watch.sample(Some(&frame(vec![Some(Ok(vec![used(30, 1, 1.0)])), None])));
     let opened: Vec<SeriesId> = watch.names.keys().filter(|id| closed.contains(id)).copied().collect();
-    assert_eq!(opened.len(), 7 + 4);
+    assert_eq!(opened.len(), 8 + 4);
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn a_program_that_is_executed_gets_its_name() {
     fake.put(&Fake { comm: "python", ..Fake::new(10, GPURUN) });
     watch.sample(None);
     assert_eq!(name(&watch), Some("python".to_owned()));
-    assert_eq!(watch.closed().len(), 7);
+    assert_eq!(watch.closed().len(), 8);
     watch.sample(None);
     assert_eq!(watch.changes, []);
 }

@@ -213,6 +213,7 @@ pub(super) fn device(index: u32) -> Followed {
         uuid: GpuUuid::new(format!("GPU-{index}")),
         name: None,
         memory_total: Some(1 << 30),
+        facts: Vec::new(),
     };
     Followed {
         identity: Arc::new(identity),

@@ -3,7 +3,7 @@
 use super::children::Children;
 use super::usage::{Accounts, Ledgers};
 use crate::collectors::procfs::file::{FileError, KernelFile, StackPath};
-use crate::collectors::procfs::parse;
+use crate::collectors::procfs::parse::{self, CpuMask};
 use crate::model::id::ProcessKey;
 use crate::sampling::ledger::UsageRecipient;
 use crate::sampling::proc::{Kept, Proc};
@@ -27,6 +27,7 @@ pub struct Node {
     /// Bytes written with those that were truncated before they reached the disk, as `wait4` counts.
     pub(super) written_gross: f64,
     rss: Option<u64>,
+    cpus: Option<CpuMask>,
     /// Highest `VmHWM` known.
     peak_known: Option<u64>,
     peak: Option<u64>,
@@ -109,6 +110,7 @@ impl Node {
             io_denied: false,
             written_gross: 0.0,
             rss: None,
+            cpus: None,
             peak_known: None,
             peak: None,
             predates_run,
@@ -173,6 +175,11 @@ impl Node {
         self.rss
     }
 
+    /// The CPUs that it may run on; `None` where they could not be read.
+    pub fn cpus(&self) -> Option<&CpuMask> {
+        self.cpus.as_ref()
+    }
+
     /// A peak of resident bytes that was reached since the last pass and is more than those of now.
     pub fn peak(&self) -> Option<u64> {
         self.peak
@@ -193,9 +200,10 @@ impl Node {
         let is_first = self.reads == 0;
         self.reads += 1;
         if self.zombie {
+            self.cpus = None;
             self.rss = Some(0);
         } else {
-            self.read_memory(proc, leaderless, is_first);
+            self.read_status(proc, leaderless, is_first);
         }
         self.read_io(proc, ledgers);
         if is_first && self.predates_run {
@@ -235,14 +243,16 @@ impl Node {
         Ok(stat.has_ended() && !self.zombie)
     }
 
-    fn read_memory(&mut self, proc: &mut Proc, leaderless: bool, is_first: bool) {
+    fn read_status(&mut self, proc: &mut Proc, leaderless: bool, is_first: bool) {
         // Only a live thread shows the memory; the first one is nearly always alive.
         let other = if leaderless { proc.other_thread(self.key.pid) } else { None };
         let text = match other {
             Some(tid) => proc.read_once(&StackPath::of_thread(self.key.pid, tid, "status")),
             None => proc.read(&self.files.status),
         };
-        let memory = text.ok().and_then(parse::status_memory);
+        let text = text.ok();
+        self.cpus = text.and_then(parse::status_affinity);
+        let memory = text.and_then(parse::status_memory);
         self.rss = memory.map(|memory| memory.resident);
         let Some((resident, peak)) = memory.and_then(|memory| Some((memory.resident, memory.peak?))) else {
             return;

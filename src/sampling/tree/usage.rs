@@ -1,6 +1,7 @@
 //! What the processes of the tree have used in all, those that ended included.
 
 use super::{ReapedUsage, Tree, TreeTotals};
+use crate::collectors::procfs::parse::CpuMask;
 use crate::model::id::ProcessKey;
 use crate::sampling::ledger::{Account, Ledger, UsageRecipient};
 use crate::sampling::settings::{Notice, TreeRoot};
@@ -109,6 +110,7 @@ impl Tree {
         let (mut cpu, mut read, mut written) = (0.0, 0.0, 0.0);
         let mut above = 0;
         let mut io_denied = false;
+        let mut cpus: Option<CpuMask> = None;
         for node in self.nodes.iter().filter(|node| !node.gone) {
             cpu += node.accounts.cpu.total();
             read += node.accounts.read.total();
@@ -118,11 +120,15 @@ impl Tree {
             if node.is_alive() {
                 totals.processes += 1;
                 totals.threads += node.threads();
+                if let Some(mask) = node.cpus() {
+                    cpus.get_or_insert_default().add(mask);
+                }
             }
             let rss = node.rss().unwrap_or(0);
             totals.rss += rss;
             above = above.max(node.peak().unwrap_or(0).saturating_sub(rss));
         }
+        totals.cpus = cpus.map(|mask| mask.count());
         totals.cpu_seconds = self.ledgers.cpu.total(cpu);
         let (read, written) = (self.ledgers.read.total(read), self.ledgers.written.total(written));
         if self.io_seen {

@@ -36,6 +36,10 @@ impl Messages {
         self.notices.warn(line);
     }
 
+    pub(super) fn detail_once(&self, line: &str) {
+        self.notices.detail_once(line);
+    }
+
     pub(super) fn warn_once(&self, line: &str) {
         self.notices.warn_once(line);
     }
@@ -87,8 +91,9 @@ impl Messages {
             }
             let line = format!("{} of {subjects}: {reason}", lack.metrics.join(", "));
             // What a card does not have is a detail, which the summary has too; what the user can mend is not.
-            let can_change = [Reason::NoPermission, Reason::TimedOut, Reason::DriverGone, Reason::GpuLost]
-                .contains(reason);
+            let can_change =
+                [Reason::NoPermission, Reason::TimedOut, Reason::DriverGone, Reason::GpuLost, Reason::InUse]
+                    .contains(reason);
             if can_change {
                 self.notices.warn_once(&line);
             } else {

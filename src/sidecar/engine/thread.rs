@@ -353,7 +353,8 @@ impl EngineThread {
                         self.output.totals.unreadable(None, Some(metric), &reason);
                     }
                 }
-                self.messages.warn(&notice.to_string());
+                let line = notice.to_string();
+                if notice.is_detail() { self.messages.detail_once(&line) } else { self.messages.warn(&line) }
             }
         }
         if let Some(gpu) = &mut self.gpu {
@@ -434,6 +435,8 @@ impl EngineThread {
                 reply.send(control::reply::collected(&collected.tag, collected.duration_s, &rows));
             }
             ToEngine::Control(ControlEvent::Snapshot { reply }) => {
+                // With long intervals the last sample is long ago.
+                self.advance();
                 let batch = self.fold.current(clock::pair());
                 reply.send(control::reply::snapshot(&self.run, &batch));
             }

@@ -93,15 +93,28 @@ impl Steps {
 impl Fold {
     pub(super) fn begin_step(&mut self, stack: &mut Stack, at: Mono, step: Option<i64>) {
         let level = stack.level();
-        let steps = stack.steps_mut(level);
         // A callback and the loop may both mark the step.
-        if step.is_some() && steps.running == Some(step) {
+        if step.is_some() && stack.steps(level).running == Some(step) {
             return;
         }
+        if let Some(step) = step {
+            self.end_row_before(stack, level, step, at);
+        }
+        let steps = stack.steps_mut(level);
         steps.running = Some(step);
         steps.unplaced.clear();
         if steps.row.as_ref().is_none_or(|row| row.count == 0) {
             self.begin_row(stack, level, at);
+        }
+    }
+
+    /// Ends the row before a step with a smaller number than the last one: the numbers begin again, as in each pass over
+    /// the data, and a row is of one pass.
+    fn end_row_before(&mut self, stack: &mut Stack, level: usize, step: i64, at: Mono) {
+        let steps = stack.steps(level);
+        let has_steps = steps.row.as_ref().is_some_and(|row| row.count > 0);
+        if has_steps && steps.last.is_some_and(|last| step < last) {
+            self.begin_epoch_of_steps(stack, level, at);
         }
     }
 
@@ -144,6 +157,9 @@ impl Fold {
 
     pub(super) fn end_step(&mut self, stack: &mut Stack, end: StepEnd) {
         let level = stack.level();
+        if stack.steps(level).running.is_none() {
+            self.end_row_before(stack, level, end.step, end.at);
+        }
         if stack.steps(level).row.is_none() {
             self.begin_row_with_tag(stack, level, end.at);
         }
@@ -173,7 +189,7 @@ impl Fold {
         if let Some(row) = steps.row.as_mut().filter(|row| row.count == 0)
             && row.after.is_none_or(|after| end.step <= after)
         {
-            // The first step, or the numbers begin anew.
+            // The first step, or the numbers begin again.
             row.after = Some(end.step.saturating_sub(i64::from(end.count)));
         }
         (steps.last, steps.ended, steps.other_tags) = (Some(end.step), Some(end.at), Duration::ZERO);

@@ -225,6 +225,31 @@ fn a_row_is_of_one_epoch_and_one_opening_of_its_tag() {
 }
 
 #[test]
+fn a_row_ends_where_the_numbers_of_steps_begin_again() {
+    for both_ends in [true, false] {
+        let mut fold = fold_of(4, 0);
+        let mut at = 0;
+        for _ in 0..3 {
+            for n in 0..10 {
+                at += 100;
+                match both_ends {
+                    true => timed(&mut fold, n, at, at + 50),
+                    false => mark(&mut fold, Fold::OWN, at + 50, step(n, None)),
+                }
+                mark(&mut fold, Fold::OWN, at + 60, log(Some(n), "loss", n as f64));
+            }
+        }
+        let out = finish(fold, at + 1000);
+        let losses: Vec<_> = of_kind(&out, RowKind::Step)
+            .iter()
+            .map(|b| (b.step.unwrap(), user(b, "loss").unwrap().min, user(b, "loss").unwrap().samples))
+            .collect();
+        let pass = [(3, Some(0.0), 4), (7, Some(4.0), 4), (9, Some(8.0), 2)];
+        assert_eq!(losses, [pass, pass, pass].concat(), "both ends: {both_ends}");
+    }
+}
+
+#[test]
 fn a_window_is_of_the_epoch_that_began_in_it_else_of_the_running_one() {
     let mut fold = fold(1000, 0);
     mark(&mut fold, CLIENT, 0, MarkOp::Open { rank: Some(1) });

@@ -15,5 +15,5 @@ pub mod scenario;
 pub mod signal;
 
 pub use install::{InstallError, Installed, LoggedCall, install, install_file, library, scenario_file};
-pub use scenario::{Cuda, Die, Energy, Fault, Gpu, Mig, Process, Scenario};
+pub use scenario::{Cuda, Die, Energy, Fault, Gpm, Gpu, Mig, Process, Scenario};
 pub use signal::{Counter, Level, Ramp, Rate, Signal, Sine, Square, Wave};

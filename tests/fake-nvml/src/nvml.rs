@@ -5,6 +5,7 @@
 
 mod answers;
 mod fields;
+mod gpm;
 mod layouts;
 mod processes;
 
@@ -424,6 +425,26 @@ nvml! {
     [nvmlDeviceGetDetailedEccErrors](device: Device, error: c_uint, counter: c_uint, counts: *mut [c_ulonglong; 4])
         Target::Handle(device) => |call| put(counts, [0, 0, ulong(counted(ecc(call.whole()?, error, counter)?, call)?), 0]);
 
+    [nvmlDeviceGetRemappedRows](device: Device, corrected: *mut c_uint, uncorrected: *mut c_uint, pending: *mut c_uint,
+        failed: *mut c_uint) Target::Handle(device) => |call| {
+        let gpu = call.whole()?;
+        let waits = uint(now(gpu.row_remap_pending.as_ref(), call)?);
+        put(corrected, 0)?;
+        put(uncorrected, waits)?;
+        put(pending, waits)?;
+        put_now(failed, gpu.row_remap_failed.as_ref(), call)
+    };
+    [nvmlDeviceGetRetiredPages](device: Device, cause: c_uint, count: *mut c_uint, addresses: *mut u64) Target::Handle(device) => |call| {
+        let pages = uint(now(call.whole()?.retired_pages.as_ref(), call)?);
+        let pages = if cause == 1 { pages } else { 0 };
+        let room = get(count)?;
+        put(count, pages)?;
+        if room < pages {
+            return Err(INSUFFICIENT_SIZE);
+        }
+        (0..pages as usize).try_for_each(|page| put(addresses.wrapping_add(page), page as u64 * 4096))
+    };
+
     // ---- PCIe and NVLink ----
     [nvmlDeviceGetPcieThroughput](device: Device, direction: c_uint, value: *mut c_uint) Target::Handle(device) => |call| {
         let gpu = call.whole()?;
@@ -506,6 +527,17 @@ nvml! {
     [nvmlDeviceGetAccountingStats](device: Device, _pid: c_uint, _stats: *mut c_void) Target::Handle(device) => |_| Err(NOT_SUPPORTED);
     [nvmlDeviceGetAccountingPids](device: Device, _count: *mut c_uint, _pids: *mut c_uint) Target::Handle(device) => |_| Err(NOT_SUPPORTED);
     [nvmlDeviceGetAccountingBufferSize](device: Device, _size: *mut c_uint) Target::Handle(device) => |_| Err(NOT_SUPPORTED);
+
+    // ---- GPM ----
+    [nvmlGpmQueryDeviceSupport](device: Device, support: *mut GpmSupport) Target::Handle(device) =>
+        |call| gpm::support(call, support);
+    [nvmlGpmSampleAlloc](sample: *mut *mut c_void) Target::System => |_| gpm::allocate(sample);
+    [nvmlGpmSampleFree](sample: *mut c_void) Target::System => |_| gpm::free(sample);
+    [nvmlGpmSampleGet](device: Device, sample: *mut c_void) Target::Handle(device) => |call| gpm::take(call, None, sample);
+    [nvmlGpmMigSampleGet](device: Device, instance: c_uint, sample: *mut c_void) Target::Handle(device) =>
+        |call| gpm::take(call, Some(instance), sample);
+    [nvmlGpmMetricsGet](request: *mut GpmMetricsGet) Target::Lookup(&|_| gpm::sampled_gpu(request)) =>
+        |call| gpm::metrics(call, request);
 
     // ---- MIG ----
     [nvmlDeviceIsMigDeviceHandle](device: Device, is_mig: *mut c_uint) Target::Handle(device) =>

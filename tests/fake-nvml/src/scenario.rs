@@ -223,6 +223,12 @@ gpu_struct! {
     ecc_aggregate_corrected: Counter,
     /// Errors of the card's life.
     ecc_aggregate_uncorrected: Counter,
+    /// 0 or 1: a remap of memory rows waits for a reset.
+    row_remap_pending: Signal,
+    /// 0 or 1: a remap of memory rows has failed.
+    row_remap_failed: Signal,
+    /// Pages taken out of use, all of them for double bit errors.
+    retired_pages: Signal,
     /// Bytes sent over PCIe: field 197 counts them, `nvmlDeviceGetPcieThroughput` gives the rate.
     pcie_tx: Counter,
     /// Bytes received over PCIe (field 198).
@@ -247,6 +253,8 @@ gpu_struct! {
     nvlink_version: u32,
     /// `nvmlDeviceAddressingModeType_t`: 0 none, 1 HMM, 2 ATS.
     addressing_mode: u32,
+    /// What its profiling counters say. Absent: no GPM, as before Hopper.
+    gpm: Gpm,
     /// Every call on this GPU fails with `GPU_IS_LOST` after so many successful ones.
     lost_after_calls: u64,
     /// Second from which the GPU is lost.
@@ -263,6 +271,51 @@ pub enum Energy {
     Named(String),
     /// J.
     Counter(Counter),
+}
+
+/// What GPM says of a GPU or slice, as it is at each moment: the driver answers with the mean between two samples.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Gpm {
+    /// %: a kernel ran.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub graphics_utilization: Option<Signal>,
+    /// %: SMs with work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sm_utilization: Option<Signal>,
+    /// %: warps of the SMs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sm_occupancy: Option<Signal>,
+    /// %.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub integer_active: Option<Signal>,
+    /// %, any of the tensor pipes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tensor_active: Option<Signal>,
+    /// %: memory bandwidth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dram_active: Option<Signal>,
+    /// %.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fp64_active: Option<Signal>,
+    /// %.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fp32_active: Option<Signal>,
+    /// %.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fp16_active: Option<Signal>,
+    /// MiB/s.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pcie_tx: Option<Signal>,
+    /// MiB/s.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pcie_rx: Option<Signal>,
+    /// MiB/s, all links.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nvlink_tx: Option<Signal>,
+    /// MiB/s, all links.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nvlink_rx: Option<Signal>,
 }
 
 /// A MIG slice.
@@ -314,6 +367,9 @@ pub struct Mig {
     /// MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bar1_used: Option<Signal>,
+    /// What the profiling counters of its GPU instance say. Absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpm: Option<Gpm>,
     /// The processes in this slice.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub process: Vec<Process>,

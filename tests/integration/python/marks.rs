@@ -81,6 +81,8 @@ for n in range(10_000):
     gpurun.log({f"layers.{n}.weight/norm": n})
 for n in range(100_000):
     gpurun.log(loss=n)
+    if n % 5_000 == 0:
+        gpurun.collect()  # comes back once all before it is read, however busy the machine is
 for n in range(5_000):
     with gpurun.tag("batch"):
         pass

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use crate::logged::{Place, Running, text, until};
-use crate::support::sockets_of;
+use crate::support::{sidecar_of, sockets_of};
 use crate::transparency::harness::{alive, finish, kill, marked, state};
 
 /// Where in its run a gpurun is.
@@ -137,7 +137,7 @@ impl Run {
             }
             Phase::InTheMiddle | Phase::FinishingFiles => run.has_rows(),
         }
-        run.sidecar = sidecar_of(run.minder());
+        run.sidecar = sidecar_of(run.minder().unsigned_abs());
         if phase != Phase::FinishingFiles {
             return (run, None);
         }
@@ -312,16 +312,6 @@ impl Drop for Run {
             let _ = holder.wait();
         }
     }
-}
-
-/// The one child of gpurun that is gpurun too.
-pub(super) fn sidecar_of(minder: i32) -> i32 {
-    let children = fs::read_to_string(format!("/proc/{minder}/task/{minder}/children")).unwrap();
-    let is_sidecar = |pid: &i32| {
-        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("gpurun"))
-    };
-    let mut pids = children.split_ascii_whitespace().map(|pid| pid.parse().unwrap());
-    pids.find(is_sidecar).unwrap_or_else(|| panic!("no sidecar among {children:?}"))
 }
 
 /// Another job, which has the GPU.

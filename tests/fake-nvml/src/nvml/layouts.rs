@@ -1,6 +1,6 @@
 //! The structures of `nvml.h`.
 
-use std::ffi::{c_int, c_longlong, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_longlong, c_uint, c_void};
 
 use crate::codes::Ret;
 
@@ -46,6 +46,14 @@ layouts! {
     ProcessDetailList { version: c_uint, mode: c_uint, entries: c_uint, list: *mut c_void }
     /// `nvmlProcessesUtilizationInfo_v1_t`
     ProcessesUtilization { version: c_uint, count: c_uint, last_seen: u64, list: *mut c_void }
+    /// `nvmlGpmSupport_t`
+    GpmSupport { version: c_uint, supported: c_uint }
+    /// `nvmlGpmMetric_t`
+    GpmMetric { id: c_uint, result: Ret, value: f64, short_name: *const c_char, long_name: *const c_char, unit: *const c_char }
+    /// What stands before the metrics in `nvmlGpmMetricsGet_t`
+    GpmMetricsHead { version: c_uint, count: c_uint, sample1: *mut c_void, sample2: *mut c_void }
+    /// `nvmlGpmMetricsGet_t`; how many metrics it has room for depends on the header
+    GpmMetricsGet { head: GpmMetricsHead, metrics: [GpmMetric; 210] }
     /// `nvmlDeviceAttributes_t`
     Attributes {
         multiprocessors: c_uint, copy_engines: c_uint, decoders: c_uint, encoders: c_uint, jpeg: c_uint, ofa: c_uint,
