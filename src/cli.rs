@@ -14,6 +14,7 @@ pub(crate) mod logging;
 pub(crate) mod man;
 pub(crate) mod mark;
 mod mistake;
+mod number;
 pub(crate) mod selection;
 pub(crate) mod size;
 

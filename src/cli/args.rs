@@ -10,6 +10,7 @@ use clap_complete::Shell;
 
 use super::duration::parse_duration;
 use super::logging::LoggingArgs;
+use super::number::whole;
 use super::selection::SelectionArgs;
 
 /// What gpurun does, for `--help` and the manual page.
@@ -137,6 +138,8 @@ pub(crate) enum Command {
     /// too few GPUs satisfy the constraints, nothing is printed.
     Select(Box<SelectArgs>),
     /// List the GPUs: memory, utilisation, processes, lease holder
+    ///
+    /// On a terminal lines are cut to its width, in a pipe they are whole. --json is the form for programs.
     Devices(DevicesArgs),
     /// Log running processes or the whole host without starting a job
     ///
@@ -222,7 +225,7 @@ pub(crate) struct RecordArgs {
     /// Log the process PID and its descendants; stop when they have ended
     ///
     /// Repeatable, or several separated by commas.
-    #[arg(long, value_name = "PID", value_delimiter = ',')]
+    #[arg(long, value_name = "PID", value_delimiter = ',', value_parser = whole::<i32>)]
     pub(crate) pid: Vec<i32>,
     /// Log every process that uses a GPU of this host (the default)
     #[arg(long, conflicts_with = "pid")]
@@ -281,7 +284,7 @@ pub(crate) struct ReportArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct StatusArgs {
     /// Process id of the gpurun to ask [default: every gpurun of this user]
-    #[arg(value_name = "PID")]
+    #[arg(value_name = "PID", value_parser = whole::<u32>)]
     pub(crate) pid: Option<u32>,
     /// Print JSON
     #[arg(long)]

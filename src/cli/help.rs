@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use clap::{Command, CommandFactory};
+use clap::{Arg, Command, CommandFactory};
 
 use super::args::Cli;
 use super::{exit, mistake};
@@ -32,9 +32,9 @@ pub(super) type Example = (&'static str, &'static str);
 
 /// The grammar with everything that its help pages show. `short` is the page of `gpurun -h`; the grammar is the same.
 pub(crate) fn command(short: bool) -> Command {
-    let root = Cli::command().max_term_width(100).mut_subcommands(|command| {
+    let root = Cli::command().max_term_width(100).mut_args(negative).mut_subcommands(|command| {
         let examples = examples_text(Some(command.get_name()));
-        command.after_long_help(examples)
+        command.mut_args(negative).after_long_help(examples)
     });
     if short {
         let commands = commands_text(root.get_subcommands().map(Command::get_name));
@@ -44,6 +44,13 @@ pub(crate) fn command(short: bool) -> Command {
             .help_template(SHORT);
     }
     root.after_long_help([values_text(), examples_text(None), statuses_text(None)].join("\n\n"))
+}
+
+/// A negative number after an option is its value, and the mistake that of the value. Where a value is optional it is not:
+/// `-i -0` is two options.
+fn negative(arg: Arg) -> Arg {
+    let takes_one = arg.get_action().takes_values() && arg.get_num_args().is_none_or(|n| n.min_values() > 0);
+    if takes_one && !arg.is_positional() { arg.allow_negative_numbers(true) } else { arg }
 }
 
 /// The names of all commands, in lines that fit a terminal of 80 columns.

@@ -9,6 +9,7 @@ use crate::model::mark::check_tag;
 use crate::model::metric::{CATALOGUE, MetricId};
 
 use super::duration::parse_duration;
+use super::number::whole;
 
 /// Logging options as typed.
 #[derive(Args, Clone, Debug, Default)]
@@ -22,11 +23,11 @@ pub(crate) struct LoggingArgs {
     pub(crate) log: Vec<String>,
 
     /// Take a sample every D [default: 1s]
-    #[arg(long, value_name = "D", value_parser = parse_duration)]
+    #[arg(long, value_name = "D", value_parser = span)]
     pub(crate) interval: Option<Duration>,
 
     /// Write mean, min and max every D [default: 10s]
-    #[arg(long, value_name = "D", value_parser = parse_duration)]
+    #[arg(long, value_name = "D", value_parser = span)]
     pub(crate) window: Option<Duration>,
 
     /// Add metrics (+NAME), leave some out (-NAME), or list all of them (NAME)
@@ -49,7 +50,8 @@ pub(crate) struct LoggingArgs {
 
     /// Write `long` or `wide` rows [default: long]
     ///
-    /// A long row holds one metric in one window. A wide row holds all metrics of a window, one column for each.
+    /// A long row holds one metric in one window. A wide row holds all metrics of a window, one column for each; it has no
+    /// scalars of the job, no step times and no single processes.
     #[arg(long, value_enum, hide_possible_values = true, hide_short_help = true)]
     pub(crate) layout: Option<LayoutArg>,
 
@@ -57,7 +59,9 @@ pub(crate) struct LoggingArgs {
     #[arg(long, hide_short_help = true)]
     pub(crate) tensorboard_all: bool,
 
-    /// Set the name in the column `run` [default: start time, host and process id]
+    /// Set the name in the column `run`
+    ///
+    /// By default Slurm's job and step, else torchrun's run id, else start time, host and process id.
     #[arg(long, value_name = "NAME", hide_short_help = true)]
     pub(crate) run: Option<String>,
 
@@ -66,7 +70,7 @@ pub(crate) struct LoggingArgs {
     pub(crate) tag: Option<String>,
 
     /// Write rows of kind `step` every N training steps [default: 50]
-    #[arg(long, value_name = "N", hide_short_help = true)]
+    #[arg(long, value_name = "N", value_parser = steps, hide_short_help = true)]
     pub(crate) every_n_steps: Option<u32>,
 
     /// Write the totals of the run to FILE as JSON
@@ -144,18 +148,10 @@ impl LoggingArgs {
     pub(crate) fn meaning(&self) -> Result<Logging, String> {
         let interval = self.interval.unwrap_or(Duration::from_secs(1));
         let window = self.window.unwrap_or(Duration::from_secs(10).max(interval));
-        if interval < Duration::from_millis(10) {
-            return Err(format!(
-                "--interval {interval:?}: must be at least 10ms, the resolution of /proc's clock"
-            ));
-        }
         if window < interval {
             return Err(format!("--window {window:?} is shorter than --interval {interval:?}"));
         }
         let every_n_steps = self.every_n_steps.unwrap_or(50);
-        if every_n_steps == 0 {
-            return Err("--every-n-steps 0: must be at least 1".to_owned());
-        }
         let tag = self.tag.clone().unwrap_or_else(|| "run".to_owned());
         check_tag(&tag).map_err(|why| format!("--tag {tag:?}: {why}"))?;
         if self.run.as_deref().is_some_and(|run| run.is_empty() || run.chars().any(char::is_control)) {
@@ -177,6 +173,23 @@ impl LoggingArgs {
             every_n_steps,
             summary: self.summary.clone(),
         })
+    }
+}
+
+/// Time between samples, or length of a window.
+fn span(typed: &str) -> Result<Duration, String> {
+    let span = parse_duration(typed).map_err(|error| error.to_string())?;
+    match span < Duration::from_millis(10) {
+        true => Err("must be at least 10ms, the resolution of /proc's clock".to_owned()),
+        false => Ok(span),
+    }
+}
+
+/// How many steps a row has.
+fn steps(typed: &str) -> Result<u32, &'static str> {
+    match whole(typed)? {
+        0 => Err("must be at least 1"),
+        number => Ok(number),
     }
 }
 
@@ -245,7 +258,8 @@ mod tests {
     fn spans_that_make_no_sense_are_refused() {
         let refuse = |args: LoggingArgs| args.meaning().unwrap_err();
         let d = |ms| Some(Duration::from_millis(ms));
-        assert!(refuse(LoggingArgs { interval: d(1), ..Default::default() }).contains("10ms"));
+        assert!(span("9ms").unwrap_err().contains("10ms"));
+        assert_eq!(span("10ms"), Ok(Duration::from_millis(10)));
         assert!(
             refuse(LoggingArgs { interval: d(2000), window: d(1000), ..Default::default() })
                 .contains("shorter")

@@ -24,9 +24,13 @@ pub(super) fn explain(error: &clap::Error, argv: &[OsString], root: Command) -> 
             }
         }
         ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => {
-            let words = before_job.map(|word| word.to_string_lossy().into_owned()).collect();
+            let words: Vec<String> = before_job.map(|word| word.to_string_lossy().into_owned()).collect();
+            let jobless = job_after_subcommand(&words, argv, &root);
             if let Some(unknown) = Unknown::find(error, words, argv.iter().any(|word| word == "--"), root) {
                 return unknown.explain();
+            }
+            if let Some(line) = jobless {
+                return line;
             }
         }
         _ => {}
@@ -41,6 +45,20 @@ fn job_line(words: &[String], first: usize) -> String {
     let (options, job) = words.split_at(first);
     let options = if options.is_empty() { "[OPTIONS]".to_owned() } else { quoted(options) };
     format!("to run a job, put it after --: gpurun {options} -- {}", quoted(job))
+}
+
+/// The line for a job after the options of a subcommand, as in `select -n 1 -- true`; `words` are those before `--`.
+fn job_after_subcommand(words: &[String], argv: &[OsString], root: &Command) -> Option<String> {
+    let (name, options) = words.split_first()?;
+    root.find_subcommand(name)?;
+    let job: Vec<String> =
+        argv.iter().skip(words.len() + 2).map(|word| word.to_string_lossy().into_owned()).collect();
+    // Those of the other commands are not a job's.
+    let options = match name.as_str() {
+        "select" if !options.is_empty() => quoted(options),
+        _ => "[OPTIONS]".to_owned(),
+    };
+    Some(format!("'gpurun {name}' runs no job; to run one: gpurun {options} -- {}", quoted(&job)))
 }
 
 /// The line for a job that an option with an optional value has taken as its value, as in `--wait ./train.sh`.

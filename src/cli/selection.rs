@@ -130,7 +130,7 @@ pub(crate) struct SelectionArgs {
 
     /// Print why each GPU was chosen or refused
     ///
-    /// A table of each constraint with value, limit and verdict, on standard error.
+    /// One line a GPU on standard error; with -v a table of each constraint with value, limit and verdict.
     #[arg(long)]
     pub(crate) explain: bool,
 

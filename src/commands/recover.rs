@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::sys::escape::{printable, printable_path};
+use crate::sys::format;
 use crate::writers::{self, WriterError};
 
 /// How a recovery went as a whole.
@@ -154,16 +155,17 @@ fn finish(path: &Path) -> Result<Done, WriterError> {
     let done = writers::recover(&journal)?;
     let target = done.target.display();
     let losses = done.losses().join("; ");
+    let rows = format::counted(done.rows, "rows");
     if done.is_damaged() {
         let what = match done.was_done {
             true => format!("{target}: already has what could be read of its journal"),
-            false => format!("{target}: {} rows recovered", done.rows),
+            false => format!("{target}: {rows} recovered"),
         };
         return Ok(Done::Damaged(what, format!("{}: {losses}; the journal is kept", journal.display())));
     }
     Ok(Done::Finished(match (done.was_done, losses.as_str()) {
         (true, _) => format!("{target}: already complete; its journal was removed"),
-        (false, "") => format!("{target}: {} rows recovered", done.rows),
-        (false, losses) => format!("{target}: {} rows recovered; {losses}", done.rows),
+        (false, "") => format!("{target}: {rows} recovered"),
+        (false, losses) => format!("{target}: {rows} recovered; {losses}"),
     }))
 }

@@ -189,7 +189,7 @@ where
     /// Counts what was lost, and says so when it begins.
     pub(super) fn lose(&mut self, loss: Loss, n: u64) {
         if n > 0 && self.shared.losses.add(loss, n) {
-            self.emit(ControlEvent::Notice(format!("messages of the job are not recorded: {loss}")));
+            self.emit(ControlEvent::Notice(format!("not recorded: {loss}")));
         }
     }
 

@@ -12,6 +12,7 @@ use super::tree::Held;
 use crate::link::{MAX_LEFT, Ready, ToSidecar};
 use crate::model::time::Mono;
 use crate::sys::clock::monotonic;
+use crate::sys::format;
 
 /// How long processes that are about to end get before they count as left behind.
 const LEFT_BEHIND_GRACE: Duration = Duration::from_millis(500);
@@ -68,8 +69,8 @@ pub(super) fn kill_tree(plan: &Plan, job: &mut Job, ready: &Ready) {
         reap_until_none_is_left(plan, job, ready, KILL_PATIENCE);
     }
     plan.notices.say(&format!(
-        "ended {} processes that the job left running, {killed} of them with SIGKILL",
-        asked.len()
+        "ended {} that the job left running, {killed} of them with SIGKILL",
+        format::counted(asked.len() as u64, "processes")
     ));
 }
 

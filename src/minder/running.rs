@@ -18,6 +18,7 @@ use crate::link::{self, Ready, SidecarEnd, ToMinder, ToSidecar};
 use crate::model::run::JobExit;
 use crate::model::signal;
 use crate::sys::clock;
+use crate::sys::format;
 use crate::sys::inherited::inherited;
 use crate::sys::signal_source::SignalSource;
 use crate::sys::signals::SignalSet;
@@ -172,8 +173,9 @@ fn follow(plan: &Plan, job: &mut Job, ready: &Ready) -> Option<JobExit> {
                 if termination.due(clock::monotonic()) {
                     let killed = job.signal_tree(Signal::KILL);
                     plan.notices.say(&format!(
-                        "the job did not end within --kill-after: sent {} to {killed} processes",
-                        signal::name(libc::SIGKILL)
+                        "the job did not end within --kill-after: sent {} to {}",
+                        signal::name(libc::SIGKILL),
+                        format::counted(killed as u64, "processes")
                     ));
                 }
             }

@@ -93,7 +93,7 @@ impl Loss {
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.subject(), self.reason())
+        write!(f, "{} of the job: {}", self.subject(), self.reason())
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a device has to satisfy to be chosen, and how a selection was asked for. Only values.
 
+use std::fmt;
 use std::time::Duration;
 
 use super::device::{DeviceSnapshot, ProbeRequest};
@@ -51,6 +52,15 @@ impl DeviceName {
                 .iter()
                 .chain(device.parent_uuid.iter())
                 .any(|uuid| starts_with_ignoring_case(uuid.as_str(), prefix)),
+        }
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Index(index) => index.fmt(f),
+            Self::Uuid(prefix) => f.write_str(prefix),
         }
     }
 }

@@ -110,7 +110,7 @@ pub(super) struct Steps {
     pub(super) whole: Times,
     /// From the begin to the end of a step; none where only ends are marked.
     pub(super) inside: Times,
-    /// From the end of a step to the begin of the next.
+    /// From the end of a step to the start of the next.
     pub(super) between: Times,
     pub(super) utilization: Figures,
     pub(super) marks: Marks,

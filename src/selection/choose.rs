@@ -7,7 +7,7 @@ use super::SelectionError;
 use super::holder::Holder;
 use crate::model::device::{ComputeMode, DeviceSnapshot};
 use crate::model::reading::Reason;
-use crate::model::selection::{Constraints, DeviceName, IDLE_UTILIZATION};
+use crate::model::selection::{Constraints, IDLE_UTILIZATION};
 
 /// Whether a lease stands in the way of taking a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -364,11 +364,8 @@ fn judge_eligibility(
     verdicts: &mut Verdicts,
 ) {
     if let Some(name) = constraints.exclude.iter().find(|name| name.covers(device)) {
-        let named = match name {
-            DeviceName::Index(index) => index.to_string(),
-            DeviceName::Uuid(prefix) => prefix.clone(),
-        };
-        verdicts.add(Constraint::NotExcluded, Some(Quantity::Text(named)), None, Outcome::Fail);
+        let named = Some(Quantity::Text(name.to_string()));
+        verdicts.add(Constraint::NotExcluded, named, None, Outcome::Fail);
     }
     if let Some(pattern) = &constraints.gpu_name {
         let limit = Some(Quantity::Text(pattern.as_str().to_owned()));

@@ -324,9 +324,9 @@ pub fn watched_devices(surroundings: &Surroundings, probe: Probe<'_>) -> Result<
     };
     let snapshots = probe(&request).map_err(ChooseError::Driver)?;
     let mut notes = Vec::new();
-    let ordinals = ordinals(text, surroundings, &snapshots, &mut ask, &mut notes);
+    let ordinals = ordinals(text, VISIBLE_VARIABLE, surroundings, &snapshots, &mut ask, &mut notes);
     let seen = visible::parse(text, &snapshots, &ordinals);
-    notes.extend(dropped_notes(&seen.dropped));
+    notes.extend(dropped_notes(&seen.dropped, VISIBLE_VARIABLE));
     let seen = || seen.devices.iter().filter_map(|&index| snapshots.get(index));
     notes.extend(unnamed_notes(seen()));
     let devices = identities(seen());
@@ -344,12 +344,11 @@ fn unnamed_notes<'a>(devices: impl Iterator<Item = &'a DeviceSnapshot>) -> Vec<S
     unnamed.map(|(device, why)| format!("GPU {} is not logged: {why}", device.index)).collect()
 }
 
-/// Words for entries of `CUDA_VISIBLE_DEVICES` that name no device.
-fn dropped_notes(dropped: &[visible::Dropped]) -> Vec<String> {
-    dropped
-        .iter()
-        .map(|dropped| format!("{VISIBLE_VARIABLE}: {:?} is ignored: {}", dropped.entry, dropped.why))
-        .collect()
+/// Words for entries of a list from `source`, `CUDA_VISIBLE_DEVICES` or `-i`, that name no device.
+fn dropped_notes(dropped: &[visible::Dropped], source: &str) -> Vec<String> {
+    let note =
+        |dropped: &visible::Dropped| format!("{source}: {:?} is ignored: {}", dropped.entry, dropped.why);
+    dropped.iter().map(note).collect()
 }
 
 /// Chooses, and with a `holder` also holds; waits as far as the settings say.

@@ -12,7 +12,9 @@ use crate::writers::directory::{
     Directory, Placing, TempFile, check_directory, directory_of, make_directories,
 };
 use crate::writers::target::Target;
-use crate::writers::{self, Checked, Layout, Mode, Opened, TargetFailure, WriterReport, WriterSettings};
+use crate::writers::{
+    self, Checked, Layout, Mode, Opened, TargetFailure, WriterError, WriterReport, WriterSettings,
+};
 
 use super::choice::Refusal;
 use super::describe;
@@ -90,7 +92,11 @@ fn refuse(failures: &[TargetFailure], logging: &Logging, notices: &Notices) -> R
         && !logging.best_effort
     {
         let line = format!("--log {}: {}", first.target, first.error);
-        return Err(Refusal::new(Exit::OwnFailure, line));
+        let exit = match first.error {
+            WriterError::Twice(_) => Exit::Usage,
+            _ => Exit::OwnFailure,
+        };
+        return Err(Refusal::new(exit, line));
     }
     for failure in failures {
         notices.warn(&format!("--log {}: {}; the job runs without it", failure.target, failure.error));
@@ -128,7 +134,7 @@ fn write_summary(logging: &Logging, summary: &Summary, notices: &Notices) {
     let Some(path) = &logging.summary else { return };
     let placing = if logging.overwrite { Placing::Replace } else { Placing::NextFree };
     match put_summary(path, summary, placing) {
-        Ok(placed) if placed != *path => {
+        Ok(placed) if placing == Placing::NextFree && placed != *path => {
             notices.say(&format!("{} exists; the summary is {}", path.display(), placed.display()));
         }
         Ok(_) => {}

@@ -2,7 +2,7 @@
 
 use crate::model::cause::{Cause, OutOfMemory, StopSignal};
 use crate::model::signal;
-use crate::sys::format::{bytes, duration};
+use crate::sys::format::{bytes, counted, duration};
 
 /// Why a job ended that a signal may have ended; `None` where nothing is known besides its exit status.
 pub(super) fn words_of_cause(ended_by: Option<i32>, cause: &Cause) -> Option<String> {
@@ -21,8 +21,7 @@ fn of_memory(killed: bool, memory: &OutOfMemory) -> String {
     if killed && memory.killed == 1 {
         return format!("out of memory: {limit}");
     }
-    let processes = if memory.killed == 1 { "process" } else { "processes" };
-    format!("out of memory: {limit}; the kernel killed {} {processes}", memory.killed)
+    format!("out of memory: {limit}; the kernel killed {}", counted(memory.killed, "processes"))
 }
 
 /// `same`: the job died of this signal.

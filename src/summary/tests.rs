@@ -97,6 +97,21 @@ fn summary(windows: &[WindowBatch]) -> Summary {
     Summary::new(&run(vec![device()]), &end(JobExit::Code(0)), &totals, Vec::new(), Vec::new())
 }
 
+/// Sums of many windows round: 0.1 s of 200 W, time and again, is not 200 W on average.
+#[test]
+fn a_mean_lies_between_the_extremes() {
+    let device = device();
+    for watts in [200.0, 0.1, 61.7] {
+        let windows: Vec<WindowBatch> = (1..50)
+            .map(|n| {
+                let row = row(MetricId::GpuPowerUsage, Some(&device), Some(watts), watts);
+                window(10.0 / f64::from(n), vec![row])
+            })
+            .collect();
+        assert_eq!(summary(&windows).gpus[0].power_w.mean, Some(watts));
+    }
+}
+
 /// A summary in which everything is known.
 fn full() -> Summary {
     let device = device();

@@ -10,8 +10,7 @@ pub fn lines(summary: &Summary) -> Vec<String> {
     let mut lines = vec![job_line(summary)];
     lines.extend(summary.gpus.iter().map(gpu_line));
     let whole = summary.targets.iter().filter(|target| !is_trouble(target));
-    let files: Vec<String> =
-        whole.map(|target| format!("{} ({} {})", target.target, target.rows, unit(target))).collect();
+    let files: Vec<String> = whole.map(|target| format!("{} ({})", target.target, rows(target))).collect();
     if !files.is_empty() {
         lines.push(format!("wrote {}", files.join(", ")));
     }
@@ -35,18 +34,18 @@ pub fn troubles(summary: &Summary) -> Vec<String> {
     failed
         .map(|target| {
             let why = target.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
-            format!("{}: {} {}, {} lost{why}", target.target, target.rows, unit(target), target.lost_rows)
+            format!("{}: {}, {} lost{why}", target.target, rows(target), target.lost_rows)
         })
         .collect()
 }
 
 fn dropped_line(dropped: &DroppedSummary) -> String {
-    format!("not recorded: {} {} of the job: {}", dropped.count, dropped.what, dropped.reason)
+    format!("not recorded: {} of the job: {}", format::counted(dropped.count, dropped.what), dropped.reason)
 }
 
-/// What a target counts.
-fn unit(target: &TargetSummary) -> &'static str {
-    if target.target.starts_with("tensorboard:") { "events" } else { "rows" }
+/// What a target got.
+fn rows(target: &TargetSummary) -> String {
+    format::counted(target.rows, if target.target.starts_with("tensorboard:") { "events" } else { "rows" })
 }
 
 fn is_trouble(target: &TargetSummary) -> bool {
@@ -117,7 +116,7 @@ fn job_line(summary: &Summary) -> String {
         let _ = write!(line, " ({} PSS)", mib(pss));
     }
     if let Some(processes) = job.processes.max {
-        let _ = write!(line, ", {processes:.0} process{}", if processes == 1.0 { "" } else { "es" });
+        let _ = write!(line, ", {}", format::counted(processes as u64, "processes"));
     }
     line
 }
@@ -145,11 +144,10 @@ fn pressure_line(summary: &Summary) -> Option<String> {
 /// What gpurun itself used.
 fn own_line(summary: &Summary) -> String {
     let own = &summary.own;
-    let mut line =
-        format!("gpurun itself: {} window{}", own.windows, if own.windows == 1 { "" } else { "s" });
+    let mut line = format!("gpurun itself: {}", format::counted(own.windows, "windows"));
     let late = own.late_samples.unwrap_or(0.0) + own.dropped_samples.unwrap_or(0.0);
     if late > 0.0 {
-        let _ = write!(line, ", {late:.0} samples late or not taken");
+        let _ = write!(line, ", {} late or not taken", format::counted(late as u64, "samples"));
     }
     if let Some(cpu) = own.cpu_s {
         let _ = write!(line, ", {:.0} ms of CPU", cpu * 1000.0);

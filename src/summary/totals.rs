@@ -59,7 +59,15 @@ pub struct SeriesTotal {
 impl SeriesTotal {
     /// Time-weighted mean over the windows that have one; `None` also where a job's own numbers are too large for it.
     pub fn mean(&self) -> Option<f64> {
-        (self.known_s > 0.0).then(|| self.integral / self.known_s).filter(|mean| mean.is_finite())
+        let mean = (self.known_s > 0.0).then(|| self.integral / self.known_s)?;
+        let (Some(min), Some(max)) = (self.min, self.max) else {
+            return Some(mean).filter(|m| m.is_finite());
+        };
+        // A sum of many windows is rounded: the mean of equal values is that value. A mean that is really outside stays,
+        // of windows of which only a mean is known.
+        let inside = mean.max(min).min(max);
+        let is_rounding = (mean - inside).abs() <= 1e-9 * mean.abs();
+        Some(if is_rounding { inside } else { mean }).filter(|mean| mean.is_finite())
     }
 
     fn add(&mut self, row: &Row, window_s: f64) {

@@ -1,5 +1,7 @@
 //! How durations, sizes and other amounts are written for people.
 
+use std::time::Duration;
+
 /// Seconds as people read them: `9.8 s`, `2 min 5 s`, `3 h 12 min`, `2 d 4 h`.
 pub fn duration(seconds: f64) -> String {
     let tenths = (seconds * 10.0).round() / 10.0;
@@ -26,6 +28,14 @@ pub fn elapsed(seconds: u64) -> String {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
         _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// A span that somebody typed: `0.5 s`, `10 s`, `2 h 5 min`.
+pub fn span(span: Duration) -> String {
+    match span.as_secs() {
+        0..60 => format!("{} s", span.as_secs_f64()),
+        seconds => elapsed(seconds),
     }
 }
 
@@ -140,6 +150,18 @@ fn trim(text: String) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
+/// A number of things that are named in the plural: `1 row`, `2 rows`.
+pub fn counted(n: u64, plural: &str) -> String {
+    if n != 1 {
+        return format!("{n} {plural}");
+    }
+    match (plural.strip_suffix("ies"), plural.strip_suffix("sses")) {
+        (Some(stem), _) => format!("1 {stem}y"),
+        (_, Some(stem)) => format!("1 {stem}ss"),
+        _ => format!("1 {}", plural.strip_suffix('s').unwrap_or(plural)),
+    }
+}
+
 /// A count with thin gaps between thousands.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
@@ -180,6 +202,26 @@ mod tests {
     fn elapsed_time_is_in_whole_seconds() {
         for (seconds, words) in [(0, "0 s"), (59, "59 s"), (65, "1 min 5 s"), (7_503, "2 h 5 min")] {
             assert_eq!(elapsed(seconds), words);
+        }
+    }
+
+    #[test]
+    fn a_typed_span_keeps_its_fraction() {
+        for (millis, words) in
+            [(0, "0 s"), (500, "0.5 s"), (1500, "1.5 s"), (10_000, "10 s"), (65_000, "1 min 5 s")]
+        {
+            assert_eq!(span(Duration::from_millis(millis)), words);
+        }
+    }
+
+    #[test]
+    fn one_thing_is_in_the_singular() {
+        let cases =
+            [("rows", "1 row"), ("processes", "1 process"), ("replies", "1 reply"), ("bytes", "1 byte")];
+        for (plural, one) in cases {
+            assert_eq!(counted(1, plural), one);
+            assert_eq!(counted(0, plural), format!("0 {plural}"));
+            assert_eq!(counted(21, plural), format!("21 {plural}"));
         }
     }
 

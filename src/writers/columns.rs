@@ -42,7 +42,7 @@ const fn column(name: &'static str, content: Content, nullable: bool, about: &'s
 /// The columns of the long layout, in their order.
 pub(super) const LONG: [Column; 25] = [
     column("time", Content::Time, false, "end of the window, UTC"),
-    column("start", Content::Time, false, "begin of the window, UTC, by the clock that gave its end"),
+    column("start", Content::Time, false, "start of the window, UTC, by the clock that gave its end"),
     column("window_s", Content::Float, false, "length of the window in seconds, suspended time excluded"),
     column("run", Content::Text, false, "name of the run"),
     column("host", Content::Text, false, "host name"),

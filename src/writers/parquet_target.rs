@@ -10,6 +10,7 @@ use arrow_schema::ArrowError;
 
 use crate::model::run::{RunEnd, RunInfo};
 use crate::model::window::WindowBatch;
+use crate::sys::format;
 
 use super::columns::{LongBuilder, long_schema};
 use super::directory::{Directory, Placing, directory_of};
@@ -71,9 +72,9 @@ pub(super) fn open(
                     return Err(WriterError::DamagedJournal(journal));
                 }
                 note = Some(format!(
-                    "{}: {} rows of an interrupted run were recovered first",
+                    "{}: recovered {} of an interrupted run first",
                     done.target.display(),
-                    done.rows
+                    format::counted(done.rows, "rows")
                 ));
             }
             if has(name)? {

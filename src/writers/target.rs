@@ -33,6 +33,9 @@ pub enum TargetError {
     /// No suffix, and no directory of that name.
     #[error("--log {0}: no suffix, and no such directory; use {0}.csv, {0}.parquet, tensorboard:{0} or {0}/")]
     NoForm(String),
+    /// A device, a FIFO or a socket.
+    #[error("--log {0}: not a regular file; use a file name that ends in .csv or .parquet")]
+    NotAFile(String),
     /// The suffix says neither CSV nor Parquet.
     #[error("--log {name}: unknown suffix {suffix}; use .csv, .parquet, or tensorboard:DIR")]
     UnknownSuffix {
@@ -108,6 +111,7 @@ impl Target {
             Some("csv") => Ok(Target::Csv(path)),
             Some("parquet") => Ok(Target::Parquet(path)),
             _ if is_directory => Ok(Target::TensorBoard(path)),
+            None if path.exists() && !path.is_file() => Err(TargetError::NotAFile(text.to_owned())),
             None => Err(TargetError::NoForm(text.to_owned())),
             Some(suffix) => {
                 Err(TargetError::UnknownSuffix { name: text.to_owned(), suffix: format!(".{suffix}") })

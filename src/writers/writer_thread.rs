@@ -180,6 +180,7 @@ impl Task {
     fn lost(&self) -> String {
         match self.queue.counts().lost_rows {
             0 => "nothing is lost".to_owned(),
+            1 => "1 row is lost".to_owned(),
             n => format!("{n} rows are lost"),
         }
     }

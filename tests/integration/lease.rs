@@ -487,7 +487,7 @@ fn a_wait_ends_by_time_by_signal_or_at_once_when_hopeless() {
         "{}",
         said(&output)
     );
-    assert!(said(&output).contains("timed out after 0 s: 0 of 1 GPU "), "{}", said(&output));
+    assert!(said(&output).contains("timed out after 0.1 s: 0 of 1 GPU "), "{}", said(&output));
 
     // More than there are: no wait can help.
     let output = run(&host, &["-n", "2", "--wait", "--", "true"]);

@@ -327,7 +327,32 @@ fn a_job_is_told_its_devices_in_bus_order() {
     command.env("CUDA_VISIBLE_DEVICES", "0,9").args(["-n", "2", "--", "true"]);
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(75));
-    assert!(stderr(&output).contains("\"9\" is ignored: no GPU has the index 9"), "{}", stderr(&output));
+    let ignored = "\"9\" is ignored: no GPU has the index 9\n";
+    let by = |source: &str| format!("gpurun: {source}: {ignored}");
+    assert!(stderr(&output).contains(&by("CUDA_VISIBLE_DEVICES")), "{}", stderr(&output));
+    // What was typed is named, not a variable that is not set.
+    for words in [&["-n", "1", "-i", "0,9", "--", "true"][..], &["select", "-i", "0,9"]] {
+        let output = host.gpurun().args(words).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert!(stderr(&output).contains(&by("-i 0,9")), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn an_exclusion_that_matches_no_gpu_is_said_once() {
+    let host = host_of(&[0, 0]);
+    let said = |words: &[&str]| {
+        let output = host.gpurun().args(words).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {output:?}");
+        stderr(&output).lines().filter(|line| line.contains("--exclude")).collect::<Vec<_>>().join("\n")
+    };
+    let warning = "gpurun: no GPU matches --exclude 7,GPU-nosuch";
+    assert_eq!(said(&["select", "--exclude", "0,7,GPU-nosuch"]), warning);
+    assert_eq!(said(&["--exclude", "0,7,GPU-nosuch", "--wait", "--", "true"]), warning);
+    // One that the variable hides is there.
+    let mut hidden = host.gpurun();
+    hidden.args(["--exclude", "1", "--", "true"]).env("CUDA_VISIBLE_DEVICES", "0");
+    assert!(!stderr(&hidden.output().unwrap()).contains("--exclude"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use fake_nvml::{Gpu, Process, Scenario};
+use fake_nvml::{Fault, Gpu, Process, Scenario};
 
 use super::selection::{Host, gpus};
 use super::transparency::pty::Terminal;
@@ -49,6 +49,24 @@ fn a_run_says_what_it_uses_and_what_came_of_it() {
     assert!(verbose.lines().any(unsupported), "{verbose}");
     assert!(verbose.contains("gpurun itself: 1 window"), "{verbose}");
     assert_eq!(run(&["--quiet"]), "");
+}
+
+#[test]
+fn a_summary_that_is_replaced_has_the_name_that_was_asked_for() {
+    let host = two();
+    let run = |more: &[&str]| said(&host, &[&["--summary", "z.json"], more, &["--", "true"]].concat());
+    assert!(!run(&[]).contains("z.json"));
+    assert!(run(&[]).contains("gpurun: z.json exists; the summary is z-2.json\n"));
+    assert!(!run(&["--overwrite"]).contains("z.json"));
+}
+
+#[test]
+fn a_job_that_ends_before_the_driver_has_answered_has_a_line_for_its_gpu() {
+    // Asked after the choice, before the first value.
+    let fault = Fault { function: "nvmlDeviceGetMaxClockInfo".to_owned(), hang: true, ..Fault::default() };
+    let host = Host::new(&Scenario { gpu: gpus(&[0]), fault: vec![fault], ..Scenario::default() });
+    let said = said(&host, &["-n", "1", "--", "true"]);
+    assert!(said.contains("gpurun: GPU 0: util. unknown, memory unknown\n"), "{said}");
 }
 
 #[test]
@@ -100,6 +118,8 @@ fn too_few_gpus_names_who_uses_them_and_how_to_wait() {
     let timed_out = said(&host, &["-n", "2", "-f", "5GiB", "--wait", "0", "--", "true"]);
     assert!(timed_out.contains("timed out after 0 s: 1 of 2 GPUs satisfies"), "{timed_out}");
     assert!(!timed_out.contains("--wait"), "{timed_out}");
+    let timed_out = said(&host, &["-n", "2", "-f", "5GiB", "--wait", "20ms", "--", "true"]);
+    assert!(timed_out.contains("timed out after 0.02 s: "), "{timed_out}");
 }
 
 #[test]

@@ -116,8 +116,7 @@ fn users_text(processes: &[DeviceProcess]) -> String {
     names.dedup();
     match (compute.len(), names.is_empty()) {
         (0, _) => "none".to_owned(),
-        (1, true) => "1 process".to_owned(),
-        (number, true) => format!("{number} processes"),
+        (number, true) => format::counted(number as u64, "processes"),
         (_, false) => names.join(","),
     }
 }

@@ -109,7 +109,11 @@ impl Chooser<'_> {
             request.processes = true;
             snapshots = (self.probe)(&request).map_err(ChooseError::Driver)?;
         }
-        let mut candidates = self.narrow(snapshots);
+        let is_first = !std::mem::replace(&mut self.noted, true);
+        if is_first {
+            self.notes.extend(unmatched_note(&self.constraints, &snapshots));
+        }
+        let mut candidates = self.narrow(snapshots, is_first);
         if let Some(observer) = &mut self.observer {
             observer.fold(Instant::now(), &mut candidates);
         }
@@ -126,18 +130,21 @@ impl Chooser<'_> {
     }
 
     /// Keeps what the inherited `CUDA_VISIBLE_DEVICES` names, in its order.
-    fn narrow(&mut self, snapshots: Vec<DeviceSnapshot>) -> Vec<DeviceSnapshot> {
+    fn narrow(&mut self, snapshots: Vec<DeviceSnapshot>, is_first: bool) -> Vec<DeviceSnapshot> {
         let Some(text) = self.text.clone() else { return snapshots };
+        let source = match &self.settings.candidates {
+            Candidates::Named(typed) => format!("-i {typed}"),
+            Candidates::All | Candidates::Inherited => VISIBLE_VARIABLE.to_owned(),
+        };
         if self.ordinals.is_none() {
-            let found = ordinals(&text, self.surroundings, &snapshots, self.ask, &mut self.notes);
+            let found = ordinals(&text, &source, self.surroundings, &snapshots, self.ask, &mut self.notes);
             self.ordinals = Some(found);
         }
         let ordinals = self.ordinals.as_ref().unwrap_or(&Ordinals::PciBus);
         let seen = visible::parse(&text, &snapshots, ordinals);
         self.hidden = Some((snapshots.len() - seen.devices.len(), snapshots.len()));
-        if !self.noted {
-            self.noted = true;
-            self.notes.extend(dropped_notes(&seen.dropped));
+        if is_first {
+            self.notes.extend(dropped_notes(&seen.dropped, &source));
         }
         seen.devices.iter().filter_map(|&index| snapshots.get(index).cloned()).collect()
     }
@@ -253,6 +260,13 @@ impl Chooser<'_> {
             if self.constraints.for_job { "--all-devices ignores it" } else { "leave out -i to ignore it" };
         format!("; {VISIBLE_VARIABLE}={value:?} hides {hidden} of {}: {way_out}", counted(all))
     }
+}
+
+/// Words for what `--exclude` names and the host does not have: a typing error leaves a GPU in that was to be spared.
+fn unmatched_note(constraints: &Constraints, devices: &[DeviceSnapshot]) -> Option<String> {
+    let unmatched = constraints.exclude.iter().filter(|name| !devices.iter().any(|d| name.covers(d)));
+    let unmatched: Vec<String> = unmatched.map(ToString::to_string).collect();
+    (!unmatched.is_empty()).then(|| format!("no GPU matches --exclude {}", unmatched.join(",")))
 }
 
 /// Devices that waiting could give.

@@ -14,9 +14,10 @@ use crate::selection::visible::{self, Ordinals};
 /// How long libcuda may take to tell its order.
 const CUDA_PATIENCE: Duration = Duration::from_secs(20);
 
-/// What the integers of the variable count on this host.
+/// What the integers of the list `text`, which is from `source`, count on this host.
 pub(super) fn ordinals(
     text: &str,
+    source: &str,
     surroundings: &Surroundings,
     snapshots: &[DeviceSnapshot],
     ask: CudaOrder<'_>,
@@ -30,7 +31,7 @@ pub(super) fn ordinals(
         Ok(order) => Ordinals::Cuda(order),
         Err(why) => {
             notes.push(format!(
-                "{VISIBLE_VARIABLE} counts in CUDA's order, fastest first, which cannot be read here ({why}); PCI \
+                "{source} counts in CUDA's order, fastest first, which cannot be read here ({why}); PCI \
                  order is assumed: set {ORDER_VARIABLE}=PCI_BUS_ID or use UUIDs"
             ));
             Ordinals::PciBus

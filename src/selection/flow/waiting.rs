@@ -67,7 +67,7 @@ impl Chooser<'_> {
             let now = Instant::now();
             if wait.is_over(now) {
                 screen.clear();
-                return Err(ChooseError::WaitedTooLong(self.timed_out(&mut wait, now)?));
+                return Err(ChooseError::WaitedTooLong(self.timed_out(&mut wait)?));
             }
             if now >= next_status {
                 next_status = now + pace;
@@ -141,7 +141,7 @@ impl Chooser<'_> {
     }
 
     /// Why the wait was in vain.
-    fn timed_out(&mut self, wait: &mut Wait, now: Instant) -> Result<Shortage, ChooseError> {
+    fn timed_out(&mut self, wait: &mut Wait) -> Result<Shortage, ChooseError> {
         self.add_users(&mut wait.look);
         let mut why = self.too_few(&wait.look);
         let cause = match (&wait.trouble, self.ahead_text(wait)?) {
@@ -152,7 +152,9 @@ impl Chooser<'_> {
         let mut lines = why.text.lines();
         let first = lines.next().unwrap_or_default();
         let first = if cause.is_empty() { first } else { cause.as_str() };
-        let waited = format::elapsed((now - wait.begun).as_secs());
+        // The time that was given: the last look may have taken a moment longer.
+        let waited = wait.deadline.map_or(Duration::ZERO, |deadline| deadline - wait.begun);
+        let waited = format::span(waited);
         let text = [format!("timed out after {waited}: {first}")];
         why.text = text.into_iter().chain(lines.map(str::to_owned)).collect::<Vec<_>>().join("\n");
         Ok(why)

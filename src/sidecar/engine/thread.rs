@@ -82,7 +82,12 @@ pub(super) struct EngineThread {
 
 impl EngineThread {
     pub(super) fn new(settings: EngineSettings, inbox: Receiver<ToEngine>, shared: Arc<Shared>) -> Self {
-        let EngineSettings { logging, root, watched, library, targets, run, on_window, notices } = settings;
+        let EngineSettings { logging, root, watched, library, targets, mut run, on_window, notices } =
+            settings;
+        // A job may end before the thread of the driver has said what was chosen.
+        if let Watched::Known(_, devices) = &watched {
+            run.devices = devices.iter().cloned().map(Arc::new).collect();
+        }
         let fold = Fold::new(
             FoldSettings {
                 window: logging.window,

@@ -257,7 +257,10 @@ fn a_select_lock_that_is_kept_ends_a_wait_at_its_time_and_names_who_keeps_it() {
     let named = format!("select.lock has been locked for 0 s by pid {} of root (sleep 1000)", locker.pid());
     let output = run(&host, &["-n", "1", "--wait", "500ms", "--", "true"]);
     assert_eq!(output.status.code(), Some(124), "{output:?}");
-    assert!(said(&output).contains("timed out after 0 s: ") && said(&output).contains(&named), "{output:?}");
+    assert!(
+        said(&output).contains("timed out after 0.5 s: ") && said(&output).contains(&named),
+        "{output:?}"
+    );
     // A stopped gpurun that is choosing is named like anything else. The wait goes on when the lock is let go.
     let mut waiting = Running::start(&host, &["-n", "1", "--wait", "1h"]);
     drop(locker);

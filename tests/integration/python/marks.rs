@@ -130,7 +130,7 @@ gpurun.log({f"name{n}": n for n in range(20_000)})
     let lost = 20_000 - 16_384;
     let reason = "more than 16384 different names";
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let begins = format!("messages of the job are not recorded: scalars: {reason}");
+    let begins = format!("gpurun: not recorded: scalars of the job: {reason}");
     let count = format!("not recorded: {lost} scalars of the job: {reason}");
     assert_eq!((said.matches(&begins).count(), said.matches(&count).count()), (1, 1), "{said}");
     let expected = serde_json::json!([{"what": "scalars", "reason": reason, "count": lost}]);
