@@ -9,10 +9,10 @@ import sys
 
 import polars as pl
 
-# In CSV an empty field says nothing about its type.
+# In CSV an empty field says nothing about its type, and the name of a Slurm run, 77.10, looks like a number.
 CSV_TYPES = {
     "rank": pl.Int32, "occurrence": pl.Int32, "epoch": pl.Int64, "step": pl.Int64, "gpu": pl.Int32, "cuda": pl.Int32, "pid": pl.Int64,
-    "uuid": pl.String, "process": pl.String, "unit": pl.String,
+    "run": pl.String, "host": pl.String, "uuid": pl.String, "process": pl.String, "unit": pl.String,
     "mean": pl.Float64, "min": pl.Float64, "max": pl.Float64, "last": pl.Float64,
     "samples": pl.UInt32, "missing": pl.UInt32,
 }  # fmt: skip

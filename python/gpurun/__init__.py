@@ -123,8 +123,10 @@ class step:  # noqa: N801 - reads as a statement
 
     ``with gpurun.step(n):`` around the work marks both ends, which gives ``intra_step (ms)`` (start to end) and
     ``inter_step (ms)`` (end to the next start). ``gpurun.step(n)`` as a statement of its own says that step ``n`` ends
-    now: it lasted since the mark before it, or since its tag began. A tag that opens between two steps (evaluation,
-    checkpoint) is in the time of neither, unless every step has it.
+    now. Its time is counted from the mark before it in the same tag and epoch; the first one there has none.
+
+    A tag that opens inside ``with gpurun.step(n)`` is a part of that step. One that opens between two marks or two steps
+    (evaluation, checkpoint) is in the time of neither, unless it opens there in every step.
 
     A step that is marked twice with the same number in one tag, for instance here and by a callback, counts once.
 
@@ -260,7 +262,8 @@ def snapshot(
     if not _client.active:
         return {}
     fields = {"parts": _names("parts", parts), "metrics": _names("metrics", metrics)}
-    return _client.ask("snapshot", timeout, **{what: names for what, names in fields.items() if names is not None}) or {}
+    asked = {what: names for what, names in fields.items() if names is not None}
+    return _client.ask("snapshot", timeout, **asked) or {}
 
 
 def _names(what: str, names: Any) -> Optional[List[str]]:

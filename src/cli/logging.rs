@@ -148,6 +148,13 @@ impl LoggingArgs {
     pub(crate) fn meaning(&self) -> Result<Logging, String> {
         let interval = self.interval.unwrap_or(Duration::from_secs(1));
         let window = self.window.unwrap_or(Duration::from_secs(10).max(interval));
+        // Those that were typed are right already; those of the library are not yet.
+        for (name, span) in [("interval", interval), ("window", window)] {
+            checked(span).map_err(|why| format!("{name} {span:?}: {why}"))?;
+        }
+        if self.every_n_steps == Some(0) {
+            return Err("0 steps in a row: must be at least 1".to_owned());
+        }
         if window < interval {
             return Err(format!("--window {window:?} is shorter than --interval {interval:?}"));
         }
@@ -178,7 +185,10 @@ impl LoggingArgs {
 
 /// Time between samples, or length of a window.
 fn span(typed: &str) -> Result<Duration, String> {
-    let span = parse_duration(typed).map_err(|error| error.to_string())?;
+    parse_duration(typed).map_err(|error| error.to_string()).and_then(checked)
+}
+
+fn checked(span: Duration) -> Result<Duration, String> {
     match span < Duration::from_millis(10) {
         true => Err("must be at least 10ms, the resolution of /proc's clock".to_owned()),
         false => Ok(span),

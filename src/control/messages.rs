@@ -25,7 +25,12 @@ where
         if line.iter().all(u8::is_ascii_whitespace) {
             return;
         }
-        let (id, outcome) = match protocol::parse(line) {
+        let mut parsed = protocol::parse(line);
+        let repaired = parsed.is_err().then(|| protocol::with_nulls(line)).flatten();
+        if let Some(repaired) = &repaired {
+            parsed = protocol::parse(repaired);
+        }
+        let (id, outcome) = match parsed {
             Ok(message) => (message.reply_id(), self.act(key, message)),
             Err(error) => (error.id, Err(Refused::rule(Loss::Messages, error.why))),
         };

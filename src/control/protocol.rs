@@ -92,6 +92,37 @@ pub(super) fn parse(line: &[u8]) -> Result<Message<'_>, NoMessage> {
     })
 }
 
+/// What Python's `json.dumps` writes for a number that is not finite, though JSON has no word for it.
+const NOT_FINITE: [&[u8]; 3] = [b"NaN", b"Infinity", b"-Infinity"];
+
+/// The line with `null` for each word of [`NOT_FINITE`] outside texts; `None` if it has none.
+pub(super) fn with_nulls(line: &[u8]) -> Option<Vec<u8>> {
+    let (mut repaired, mut changed) = (Vec::with_capacity(line.len()), false);
+    let (mut rest, mut in_text) = (line, false);
+    while let Some((&byte, mut after)) = rest.split_first() {
+        let after_word = || NOT_FINITE.iter().find_map(|word| rest.strip_prefix(*word));
+        match if in_text { None } else { after_word() } {
+            Some(after_word) => {
+                repaired.extend_from_slice(b"null");
+                (after, changed) = (after_word, true);
+            }
+            None => {
+                repaired.push(byte);
+                if byte == b'"' {
+                    in_text = !in_text;
+                } else if let (true, b'\\', Some((&escaped, after_escaped))) =
+                    (in_text, byte, after.split_first())
+                {
+                    repaired.push(escaped);
+                    after = after_escaped;
+                }
+            }
+        }
+        rest = after;
+    }
+    changed.then_some(repaired)
+}
+
 /// Scalars by name, each value as it was written: one that cannot be read costs only itself.
 #[derive(Debug)]
 pub(super) struct Scalars<'a>(Vec<(String, &'a RawValue)>);
@@ -176,7 +207,26 @@ mod tests {
         }
     }
 
+    #[test]
+    fn words_for_numbers_that_are_not_finite_become_null_outside_texts() {
+        for (line, repaired) in [
+            (r#"{"a":NaN,"b":-Infinity, "c" : Infinity}"#, Some(r#"{"a":null,"b":null, "c" : null}"#)),
+            (r#"{"NaN":NaN,"\"NaN":"Infinity\\"}"#, Some(r#"{"NaN":null,"\"NaN":"Infinity\\"}"#)),
+            (r#"{"\"Infinity":"NaN\\"#, None),
+            (r#"{"a":1}"#, None),
+            ("", None),
+        ] {
+            assert_eq!(with_nulls(line.as_bytes()).as_deref(), repaired.map(str::as_bytes), "{line}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn a_line_that_is_json_has_nothing_to_repair(name in ".*", text in ".*", inner in "(NaN|Infinity|[\"\\\\a])*") {
+            let line = serde_json::json!({name: text, "x": inner, "y": [1, null]}).to_string();
+            prop_assert_eq!(with_nulls(line.as_bytes()), None);
+        }
+
         #[test]
         fn deep_nesting_is_an_error_not_a_crash(depth in 200usize..20_000) {
             let line = format!("{{\"op\":\"x\",\"id\":{}", "[".repeat(depth));

@@ -197,6 +197,26 @@ fn a_clients_marks_have_its_own_stamps() {
 }
 
 #[test]
+fn not_finite_as_python_writes_it_costs_no_other_value() {
+    let server = TestServer::new();
+    let mut client = server.connect();
+    let line = r#"{"op":"log","id":1,"values":{"NaN":1,"loss":NaN,"lr":-Infinity,"acc":2}}"#;
+    client.write_all(format!("{line}\n").as_bytes()).unwrap();
+    let mut reply = String::new();
+    BufReader::new(&client).read_line(&mut reply).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&reply).unwrap()["ok"], json!(true));
+    let open = server.mark();
+    drop(client);
+    let marks = ops(&server.marks_until_close(open.stack));
+    let MarkOp::Log { values, .. } = &marks[0] else { panic!("{marks:?}") };
+    let found: Vec<_> =
+        values.iter().map(|(name, value)| (&**name, value.is_finite().then_some(*value))).collect();
+    assert_eq!(found, [("NaN", Some(1.0)), ("loss", None), ("lr", None), ("acc", Some(2.0))]);
+    let (losses, _) = server.stop();
+    assert_eq!(losses.iter().count(), 0);
+}
+
+#[test]
 fn stamps_from_the_future_and_the_past_are_brought_back() {
     let before = Client::now();
     let server = TestServer::new();
@@ -272,7 +292,7 @@ fn names_against_the_rules_and_values_without_number_are_dropped() {
     ] {
         assert_eq!(ask(&mut client, &message)["ok"], json!(false), "{message}");
     }
-    client.write_all(b"{\"op\":\"log\",\"values\":{\"a\":NaN}}\n").unwrap();
+    client.write_all(b"{\"op\":\"log\",\"values\":{\"a\":nan}}\n").unwrap();
     let reply = ask(&mut client, &json!({"op": "log", "values": {"train/loss": 2, "é": -0.5}, "id": 1}));
     assert_eq!(reply["ok"], json!(true));
     drop(client);

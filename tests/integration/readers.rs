@@ -37,7 +37,7 @@ fn check(arguments: &[&str], directory: &Path) {
 }
 
 /// What the batches say, in the columns of the contract, without any code of the writers.
-fn expected(batches: &[WindowBatch]) -> String {
+fn expected(run: &RunInfo, batches: &[WindowBatch]) -> String {
     let mut out = String::new();
     for batch in batches {
         for row in &batch.rows {
@@ -50,10 +50,11 @@ fn expected(batches: &[WindowBatch]) -> String {
             let int = |v: Option<i64>| v.map_or("null".to_owned(), |v| v.to_string());
             writeln!(
                 out,
-                r#"{{"time":{},"start":{},"window_s":{:?},"run":"20260921T141320Z-node1-42","host":"node1","rank":{},"kind":{},"tag":{},"occurrence":{},"epoch":{},"step":{},"scope":{},"gpu":{},"cuda":{},"uuid":{},"pid":{},"process":{},"metric":{},"unit":{},"mean":{},"min":{},"max":{},"last":{},"samples":{},"missing":{}}}"#,
+                r#"{{"time":{},"start":{},"window_s":{:?},"run":{},"host":"node1","rank":{},"kind":{},"tag":{},"occurrence":{},"epoch":{},"step":{},"scope":{},"gpu":{},"cuda":{},"uuid":{},"pid":{},"process":{},"metric":{},"unit":{},"mean":{},"min":{},"max":{},"last":{},"samples":{},"missing":{}}}"#,
                 batch.time.0,
                 batch.time.0 - 10_000_000,
                 batch.window_s,
+                text(Some(&run.run)),
                 int(batch.rank.map(i64::from)),
                 text(Some(batch.kind.name())),
                 text(Some(&batch.tag)),
@@ -88,9 +89,10 @@ fn three_kinds(run: &RunInfo) -> Vec<WindowBatch> {
 #[test]
 fn pandas_pyarrow_duckdb_and_polars_read_every_value() {
     let dir = tempfile::tempdir().unwrap();
-    let run = run_info(2, Some(0));
+    // The name of a Slurm run looks like a number.
+    let run = Arc::new(RunInfo { run: "77.10".into(), ..(*run_info(2, Some(0))).clone() });
     let batches = three_kinds(&run);
-    fs::write(dir.path().join("expected.jsonl"), expected(&batches)).unwrap();
+    fs::write(dir.path().join("expected.jsonl"), expected(&run, &batches)).unwrap();
     write(&["m.csv", "m.parquet"], dir.path(), &WriterSettings::default(), &run, batches.clone());
     let wide = WriterSettings { layout: Layout::Wide, ..WriterSettings::default() };
     // A wide row has no place for the span of a nested tag beside the window: same columns, other rows.

@@ -96,7 +96,8 @@ def long(directory):
     compare("pandas parquet", frame.to_dict("records"), wanted)
     # With nulls in them these columns are floats unless pandas is told otherwise, as the documents say.
     nullable = {"dtype_backend": "numpy_nullable"}
-    for frame in (pd.read_parquet(parquet, **nullable), pd.read_csv(csv, parse_dates=TIMES, **nullable)):
+    for frame in (pd.read_parquet(parquet, **nullable), pd.read_csv(csv, parse_dates=TIMES, dtype={"run": "string"}, **nullable)):
+        assert set(frame["run"]) == {row["run"] for row in wanted}, set(frame["run"])
         for column in INTS:
             assert str(frame[column].dtype).lower().strip("u").startswith("int"), frame.dtypes
     frame = analyse_pandas.load(csv)
@@ -108,7 +109,7 @@ def long(directory):
     frame = analyse_polars.scan(csv).collect()
     compare("polars csv", frame.to_dicts(), wanted, csv=True)
 
-    for name, source in [("parquet", f"read_parquet('{parquet}')"), ("csv", f"read_csv('{csv}')")]:
+    for name, source in [("parquet", f"read_parquet('{parquet}')"), ("csv", f"read_csv('{csv}', types = {{'run': 'VARCHAR'}})")]:
         connection = duckdb.connect()
         connection.execute("SET TimeZone = 'UTC'")
         types = dict(connection.execute(f"SELECT column_name, column_type FROM (DESCRIBE SELECT * FROM {source})").fetchall())
