@@ -99,11 +99,19 @@ impl Device {
         settings: &GpuSettings,
     ) -> Self {
         let of_slices: MetricSet = OF_SLICES.into_iter().chain(GPM_METRICS).collect();
-        let wanted = match role {
+        let mut wanted = match role {
             Role::Whole => settings.wanted(),
             Role::Slice => settings.wanted().and(of_slices),
             Role::Parent => settings.wanted().without(of_slices),
         };
+        let handle = nvml.handle_of(&identity).ok();
+        // Most cards have no GPM: no rows that are always empty.
+        if let Some(handle) = handle
+            && GPM_METRICS.into_iter().any(|id| wanted.has(id))
+            && nvml.gpm_target(handle, role == Role::Slice).is_err_and(|fault| fault.is_permanent())
+        {
+            wanted = wanted.without(GPM_METRICS.into_iter().collect());
+        }
         let mut fields: Vec<Field> =
             FIELD_COUNTERS.iter().filter(|(_, id, _)| wanted.has(*id)).map(|(field, _, _)| *field).collect();
         if wanted.has(MetricId::GpuMemoryTemperature) {
@@ -113,7 +121,6 @@ impl Device {
         if energies.into_iter().any(|id| wanted.has(id)) {
             fields.push(Field::Energy);
         }
-        let handle = nvml.handle_of(&identity).ok();
         // A slice has none of the values that the limits are for, nor facts of its own.
         let whole = handle.filter(|_| role != Role::Slice);
         let limits = whole.map(|handle| nvml.ceilings(handle));
