@@ -11,6 +11,11 @@ use crate::model::metric::{CATALOGUE, MetricId};
 use super::duration::parse_duration;
 use super::number::whole;
 
+/// Shortest time between samples.
+const SHORTEST: Duration = Duration::from_millis(10);
+/// What is said of a shorter one.
+const TOO_SHORT: &str = "must be at least 10ms, the resolution of /proc's clock";
+
 /// Logging options as typed.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Logging")]
@@ -148,17 +153,17 @@ impl LoggingArgs {
     pub(crate) fn meaning(&self) -> Result<Logging, String> {
         let interval = self.interval.unwrap_or(Duration::from_secs(1));
         let window = self.window.unwrap_or(Duration::from_secs(10).max(interval));
-        // Those that were typed are right already; those of the library are not yet.
-        for (name, span) in [("interval", interval), ("window", window)] {
-            checked(span).map_err(|why| format!("{name} {span:?}: {why}"))?;
-        }
-        if self.every_n_steps == Some(0) {
-            return Err("0 steps in a row: must be at least 1".to_owned());
+        // The library's settings come here without a command line.
+        if interval < SHORTEST {
+            return Err(format!("--interval {interval:?}: {TOO_SHORT}"));
         }
         if window < interval {
             return Err(format!("--window {window:?} is shorter than --interval {interval:?}"));
         }
         let every_n_steps = self.every_n_steps.unwrap_or(50);
+        if every_n_steps == 0 {
+            return Err("--every-n-steps 0: must be at least 1".to_owned());
+        }
         let tag = self.tag.clone().unwrap_or_else(|| "run".to_owned());
         check_tag(&tag).map_err(|why| format!("--tag {tag:?}: {why}"))?;
         if self.run.as_deref().is_some_and(|run| run.is_empty() || run.chars().any(char::is_control)) {
@@ -185,12 +190,9 @@ impl LoggingArgs {
 
 /// Time between samples, or length of a window.
 fn span(typed: &str) -> Result<Duration, String> {
-    parse_duration(typed).map_err(|error| error.to_string()).and_then(checked)
-}
-
-fn checked(span: Duration) -> Result<Duration, String> {
-    match span < Duration::from_millis(10) {
-        true => Err("must be at least 10ms, the resolution of /proc's clock".to_owned()),
+    let span = parse_duration(typed).map_err(|error| error.to_string())?;
+    match span < SHORTEST {
+        true => Err(TOO_SHORT.to_owned()),
         false => Ok(span),
     }
 }
