@@ -106,9 +106,10 @@ impl Device {
         };
         let handle = nvml.handle_of(&identity).ok();
         // Most cards have no GPM: no rows that are always empty.
+        let mut gpm = Gpm::default();
         if let Some(handle) = handle
             && GPM_METRICS.into_iter().any(|id| wanted.has(id))
-            && nvml.gpm_target(handle, role == Role::Slice).is_err_and(|fault| fault.is_permanent())
+            && gpm.open(nvml, (handle, role)).is_err_and(|fault| fault.is_permanent())
         {
             wanted = wanted.without(GPM_METRICS.into_iter().collect());
         }
@@ -141,7 +142,7 @@ impl Device {
             energy: Total::default(),
             integrate: false,
             integral: PowerIntegral::default(),
-            gpm: Gpm::default(),
+            gpm,
             unified: if role == Role::Whole { None } else { Some(false) },
             total: identity.memory_total,
             expensive_read: None,

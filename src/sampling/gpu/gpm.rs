@@ -51,22 +51,30 @@ impl Gpm {
         }
     }
 
+    /// What is sampled for a device.
+    ///
+    /// # Errors
+    /// It has no GPM, or as the driver answers.
+    pub(super) fn open(&mut self, nvml: &Nvml, (device, role): (Handle, Role)) -> CallResult<GpmTarget> {
+        match self.target {
+            Some(target) => Ok(target),
+            None => Ok(*self.target.insert(nvml.gpm_target(device, role == Role::Slice)?)),
+        }
+    }
+
     /// Takes a sample and gives the means since the one before. `None`: there is none before, it is too young for
     /// another, or so old that its mean is none of now: gpurun was suspended, or the driver did not answer.
     fn read(
         &mut self,
         nvml: &Nvml,
-        (device, role): (Handle, Role),
+        device: (Handle, Role),
         now: Mono,
         interval: Duration,
     ) -> CallResult<Option<[CallResult<f64>; GPM_METRICS.len()]>> {
         if self.taken.is_some_and(|taken| now.since(taken) < APART) {
             return Ok(None);
         }
-        let target = match self.target {
-            Some(target) => target,
-            None => *self.target.insert(nvml.gpm_target(device, role == Role::Slice)?),
-        };
+        let target = self.open(nvml, device)?;
         let samples = match &mut self.samples {
             Some(samples) => samples,
             empty => empty.insert(nvml.allocate_gpm_samples()?),

@@ -139,13 +139,8 @@ fn without_the_group_no_gpm_call_is_made_and_old_cards_are_asked_once() {
         assert_eq!(gpm(stage), 2 + 2 + 1, "the support of both, the samples of one");
         let next = frame(stage, &mut with, 4.0);
         assert_eq!(gpm(stage), 2);
-        assert_eq!(reading(&next, 1, MetricId::GpuSmUtilization), Some(Reading::Missing));
-        let lacks = GpuNews {
-            device: Some(1),
-            metric: Some(MetricId::GpuSmUtilization),
-            reason: Reason::NotSupported,
-        };
-        assert_eq!(with.news(), [lacks]);
+        assert_eq!(reading(&next, 1, MetricId::GpuSmUtilization), None, "it has no series");
+        assert_eq!(with.news(), []);
     });
 }
 
