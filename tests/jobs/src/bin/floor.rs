@@ -59,7 +59,33 @@ enum Function {
     Fields(unsafe extern "C" fn(Device, c_int, *mut FieldValue) -> Ret),
     List(unsafe extern "C" fn(Device, *mut c_uint, *mut c_void) -> Ret),
     Use(unsafe extern "C" fn(Device, *mut c_void, *mut c_uint, c_ulonglong) -> Ret),
+    /// Takes a sample of the GPM counters.
+    GpmSample(unsafe extern "C" fn(Device, GpmSample) -> Ret),
+    /// Compares two samples.
+    GpmMeans(unsafe extern "C" fn(*mut GpmMeans) -> Ret),
 }
+
+type GpmSample = *mut c_void;
+
+/// `nvmlGpmMetricsGet_t`, with room for more metrics than any version has.
+#[repr(C)]
+struct GpmMeans {
+    version: u32,
+    count: u32,
+    older: GpmSample,
+    newer: GpmSample,
+    metrics: [GpmMetric; 512],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct GpmMetric {
+    id: u32,
+    rest: [u64; 4],
+}
+
+/// Metrics that gpurun asks for by default.
+const GPM: [u32; 8] = [2, 3, 5, 10, 11, 12, 13, 4];
 
 struct Driver {
     library: *mut c_void,
@@ -124,6 +150,8 @@ impl Driver {
                 "nvmlDeviceGetTotalEccErrors" => Function::Errors(std::mem::transmute(symbol)),
                 "nvmlDeviceGetFieldValues" => Function::Fields(std::mem::transmute(symbol)),
                 "nvmlDeviceGetProcessUtilization" => Function::Use(std::mem::transmute(symbol)),
+                "nvmlGpmSampleGet" => Function::GpmSample(std::mem::transmute(symbol)),
+                "nvmlGpmMetricsGet" => Function::GpmMeans(std::mem::transmute(symbol)),
                 _ if name.contains("RunningProcesses") => Function::List(std::mem::transmute(symbol)),
                 _ => return Err(format!("the floor does not know {name}").into()),
             })
@@ -135,6 +163,34 @@ impl Driver {
 struct Buffers {
     words: Vec<c_uint>,
     fields: [FieldValue; 9],
+    /// The older and the newer sample of each device.
+    gpm: HashMap<Device, [GpmSample; 2]>,
+    means: Box<GpmMeans>,
+}
+
+impl Buffers {
+    fn new(words: usize, gpm: HashMap<Device, [GpmSample; 2]>) -> Self {
+        let none = std::ptr::null_mut();
+        let metrics = [GpmMetric::default(); 512];
+        let means = Box::new(GpmMeans { version: 1, count: 0, older: none, newer: none, metrics });
+        Self { words: vec![0; words], fields: [FieldValue::default(); 9], gpm, means }
+    }
+}
+
+/// Two samples for each device, where the driver has them.
+fn gpm_samples(driver: &Driver) -> Result<HashMap<Device, [GpmSample; 2]>, Box<dyn Error>> {
+    let Ok(symbol) = driver.symbol("nvmlGpmSampleAlloc") else { return Ok(HashMap::new()) };
+    // SAFETY: NVML's documented signature.
+    let allocate: extern "C" fn(*mut GpmSample) -> Ret = unsafe { std::mem::transmute(symbol) };
+    let mut all = HashMap::new();
+    for device in &driver.devices {
+        let mut samples = [std::ptr::null_mut(); 2];
+        if samples.iter_mut().any(|sample| allocate(&raw mut *sample) != 0) {
+            return Err("no memory for GPM samples".into());
+        }
+        all.insert(*device, samples);
+    }
+    Ok(all)
 }
 
 fn call(function: Function, device: Device, room: &mut Buffers) {
@@ -161,6 +217,22 @@ fn call(function: Function, device: Device, room: &mut Buffers) {
             }
             Function::List(f) => f(device, &raw mut entries, words.cast()),
             Function::Use(f) => f(device, words.cast(), &raw mut entries, 0),
+            Function::GpmSample(f) => match room.gpm.get_mut(&device) {
+                Some(samples) => {
+                    samples.swap(0, 1);
+                    f(device, samples[1])
+                }
+                None => 0,
+            },
+            Function::GpmMeans(f) => {
+                let samples = room.gpm.get(&device).copied().unwrap_or([std::ptr::null_mut(); 2]);
+                (room.means.version, room.means.count) = (1, 8);
+                (room.means.older, room.means.newer) = (samples[0], samples[1]);
+                for (metric, id) in room.means.metrics.iter_mut().zip(GPM) {
+                    metric.id = id;
+                }
+                f(&raw mut *room.means)
+            }
         };
     }
 }
@@ -172,7 +244,7 @@ fn probe() -> Result<(), Box<dyn Error>> {
     let uuid: unsafe extern "C" fn(Device, *mut u8, c_uint) -> Ret =
         unsafe { std::mem::transmute(driver.symbol("nvmlDeviceGetUUID")?) };
     let memory = driver.function("nvmlDeviceGetMemoryInfo_v2")?;
-    let mut room = Buffers { words: vec![0; 64], fields: [FieldValue::default(); 9] };
+    let mut room = Buffers::new(64, HashMap::new());
     let mut text = [0_u8; 96];
     for device in &driver.devices {
         // SAFETY: room for 96 bytes.
@@ -297,7 +369,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let plan = Plan::parse(&plan)?;
     let mut buffer = vec![0_u8; 1 << 16];
-    let mut room = Buffers { words: vec![0; 40 * 1024], fields: [FieldValue::default(); 9] };
+    let gpm = plan.driver.as_ref().map(gpm_samples).transpose()?.unwrap_or_default();
+    let mut room = Buffers::new(40 * 1024, gpm);
     let mut start = cpu();
     let begun = Instant::now();
     for n in 0..warmup + samples {
