@@ -45,7 +45,7 @@
 //! # Steps
 //!
 //! A step row covers `every_n_steps` steps in one opening of one tag and in one epoch, fewer where that ends. Its time
-//! is that from the begin of its first step to the end of its last, less that of tags beside the steps (evaluation,
+//! is that from the start of its first step to the end of its last, less that of tags beside the steps (evaluation,
 //! checkpoint). A tag inside a step is part of it, and so is a tag that opens between the marks of every step. A tag around a
 //! single step is that step's own. A step whose begin is not marked began with the mark before it. The row of the first
 //! one begins with its epoch or its tag, whichever came last, but the time of that step is not known.

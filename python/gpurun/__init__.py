@@ -217,7 +217,7 @@ def log(
 
 
 def clear(tag: Optional[str] = None) -> None:
-    """Starts the statistics of an open tag (``None``: of all) anew for :func:`collect`."""
+    """Starts the statistics of an open tag (``None``: of all) again for :func:`collect`."""
     _client.clear(tag)
 
 

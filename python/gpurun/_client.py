@@ -360,7 +360,7 @@ class Client:
         self.send(b'{"op":"end","span":%d,"t":%d}\n' % (span, time.monotonic_ns()), must=True)
 
     def clear(self, tag: Optional[str]) -> None:
-        """Starts the statistics of an open tag anew."""
+        """Starts the statistics of an open tag again."""
         if not self.active:
             return
         try:
@@ -384,7 +384,7 @@ class Client:
         self.send(line + b"}\n")
 
     def step_begins(self, step: Optional[int], at: int) -> None:
-        """Marks the begin of a step at ``at``, in nanoseconds of ``CLOCK_MONOTONIC``."""
+        """Marks the start of a step at ``at``, in nanoseconds of ``CLOCK_MONOTONIC``."""
         if self._state != _ACTIVE and not self.active:
             return
         try:

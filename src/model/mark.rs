@@ -38,7 +38,7 @@ pub enum MarkOp {
         /// The tag to end.
         tag: Option<Arc<str>>,
     },
-    /// The statistics of a tag (`None`: all of the stack) start anew, as nvitop's `clear`.
+    /// The statistics of a tag (`None`: all of the stack) start again, as nvitop's `clear`.
     Clear {
         /// The tag to clear, with the tags inside it.
         tag: Option<Arc<str>>,

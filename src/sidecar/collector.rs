@@ -465,7 +465,7 @@ impl Collector {
         Ok(Tag { collector: self, number })
     }
 
-    /// Lets the statistics of all open tags start anew.
+    /// Lets the statistics of all open tags start again.
     pub fn clear(&self) {
         self.marks().mark(MarkOp::Clear { tag: None });
     }

@@ -108,9 +108,9 @@ impl StepSeries {
 pub(super) struct StepTimes {
     /// Steps that ended together.
     pub(super) steps: u32,
-    /// From the begin of the step to its end, if its begin was marked.
+    /// From the start of the step to its end, if its begin was marked.
     pub(super) inside: Option<Duration>,
-    /// From the end of the step before to the begin of this one; to its end, if its begin was not marked.
+    /// From the end of the step before to the start of this one; to its end, if its begin was not marked.
     pub(super) between: Option<Duration>,
     /// Training samples in the steps, if the job says so.
     pub(super) samples: Option<u64>,

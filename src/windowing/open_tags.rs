@@ -129,7 +129,7 @@ impl Stack {
         Stack { number, tags: Vec::new(), last: at, last_step: None, in_step: false }
     }
 
-    /// Follows a mark; gives the begin of the step that it ends, if that was not marked by itself.
+    /// Follows a mark; gives the start of the step that it ends, if that was not marked by itself.
     fn note(&mut self, op: &MarkOp) -> Result<Option<Mono>, MarkError> {
         match op {
             MarkOp::Open { .. } | MarkOp::Log { .. } | MarkOp::Clear { tag: None } => {}

@@ -111,7 +111,7 @@ fn awaits(stack: &Stack, step: i64) -> bool {
     let levels = (0..=stack.tags.len()).rev().map(|level| stack.steps(level));
     let marked = levels.into_iter().find(|steps| steps.any());
     marked.is_some_and(|steps| {
-        // The numbers may begin anew with an epoch.
+        // The numbers may begin again with an epoch.
         steps.running == Some(Some(step))
             || steps.ended.is_none()
             || steps.last.is_none_or(|last| last < step)

@@ -1,6 +1,6 @@
 //! Steps: which time belongs to which row, and when a row is complete.
 //!
-//! A row covers the time from the begin of its first step to the end of its last, without tags beside the steps
+//! A row covers the time from the start of its first step to the end of its last, without tags beside the steps
 //! (evaluation, checkpoint). A tag that opens between the same two marks in every step, or inside a step, is part of
 //! the steps. A complete row waits for scalars of its steps until the next step has ended.
 

@@ -135,7 +135,7 @@ fn a_step_that_is_marked_twice_in_one_tag_is_one_step() {
     assert_eq!(mark_step(&mut fold, 17, 2), Ok(()));
     mark(&mut fold, Fold::OWN, 18, end("train"));
     mark(&mut fold, Fold::OWN, 20, begin("train"));
-    assert_eq!(mark_step(&mut fold, 21, 2), Ok(()), "the tag was opened anew");
+    assert_eq!(mark_step(&mut fold, 21, 2), Ok(()), "the tag was opened again");
 }
 
 #[test]
