@@ -222,8 +222,11 @@ impl Job {
             Origin::Process(pid) if pid == self.own_pid => None,
             _ if self.ended => Some(JobEvent::NotForwarded(signal, NotForwarded::JobGone)),
             origin => {
-                self.tell_of_stop(signal, origin, info.ssi_uid);
-                match decide(signal, origin, inherited().leads_session, |pid| self.in_job(pid)) {
+                let decision = decide(signal, origin, inherited().leads_session, |pid| self.in_job(pid));
+                if decision != Decision::Withhold(NotForwarded::FromJob) {
+                    self.tell_of_stop(signal, origin, info.ssi_uid);
+                }
+                match decision {
                     Decision::Forward => Some(self.forward(info)),
                     Decision::Withhold(why) => Some(JobEvent::NotForwarded(signal, why)),
                     Decision::AskWitness => {
@@ -235,7 +238,7 @@ impl Job {
         }
     }
 
-    /// Lets the sidecar know at once what asks the job to end: the sender may not live long.
+    /// Lets the sidecar know at once what asks the job to end from outside: the sender may not live long.
     fn tell_of_stop(&mut self, signal: i32, origin: Origin, uid: u32) {
         let sender = match origin {
             Origin::Process(pid) => Some((pid, uid)),

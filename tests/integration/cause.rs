@@ -67,6 +67,14 @@ fn a_job_that_nobody_signalled_has_no_cause() {
     assert_eq!(told(&place, &running), ("exited with status 1".to_owned(), None));
 }
 
+#[test]
+fn a_signal_that_the_job_sent_to_gpurun_is_no_cause() {
+    let place = Place::new(NO_GPU);
+    let mut running = started(&place, "kill -TERM $PPID");
+    running.end();
+    assert_eq!(told(&place, &running), ("exited with status 1".to_owned(), None));
+}
+
 /// A cgroup with a memory limit, which is removed in the end.
 struct Group {
     path: PathBuf,
