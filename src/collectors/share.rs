@@ -1,4 +1,4 @@
-//! Shares of time as running totals: whoever counts them adds in steps, and no share passes what there is.
+//! Shares of time as running totals: the kernel and the driver add to them in steps, and no share passes what there is.
 
 use crate::model::time::Mono;
 

@@ -39,14 +39,7 @@ pub(super) fn run(args: &DevicesArgs, out: &mut Standard<'_>) -> Exit {
 fn list(form: &Form, driver: &Driver<'_>, output: &mut Vec<u8>, verbosity: Verbosity) -> Exit {
     let notices = Notices::new(verbosity);
     let verbose = verbosity == Verbosity::Verbose;
-    let request = ProbeRequest {
-        name: true,
-        memory: true,
-        utilization: true,
-        compute_mode: true,
-        processes: true,
-        facts: verbose || matches!(form, Form::Json),
-    };
+    let request = ProbeRequest { facts: verbose || matches!(form, Form::Json), ..ProbeRequest::ALL };
     let devices = match driver.probe(&request) {
         Ok(devices) => devices,
         Err(error) => {

@@ -31,7 +31,7 @@ pub(super) fn page(page: Result<String, String>, out: &mut dyn io::Write) -> Exi
 }
 
 /// The one rule for what is printed: a reader that closed its end has what it wanted, and output that was closed from
-/// the start is wanted by nobody; the status is then that of the command. What cannot be written is a failure.
+/// the start was not wanted; the status is then that of the command. What cannot be written is a failure.
 pub(super) fn printed(
     written: io::Result<()>,
     out: &mut (impl io::Write + ?Sized),

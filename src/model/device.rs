@@ -141,6 +141,18 @@ pub struct ProbeRequest {
     pub facts: bool,
 }
 
+impl ProbeRequest {
+    /// Everything.
+    pub const ALL: Self = Self {
+        name: true,
+        memory: true,
+        utilization: true,
+        compute_mode: true,
+        processes: true,
+        facts: true,
+    };
+}
+
 /// A device as the rows of a run name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceIdentity {

@@ -9,7 +9,7 @@ use crate::model::time::Mono;
 ///
 /// A reading that is lower than the last, or higher than anything could have made it, is doubtful: it gives no value. If
 /// the next one follows from the one before the doubtful one, that was noise; if it follows from the doubtful one, the
-/// counter has begun anew there, and what lies between the two is nobody's to tell.
+/// counter has begun again there, and what lies between the two is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Total {
     last: Option<(Mono, u64)>,

@@ -103,14 +103,7 @@ fn one_bad_gpu_spoils_no_other() {
         ])
     };
     on_stage("driver::one_bad_gpu_spoils_no_other", scenario, |stage| {
-        let request = ProbeRequest {
-            name: true,
-            memory: true,
-            utilization: true,
-            compute_mode: true,
-            processes: true,
-            facts: true,
-        };
+        let request = ProbeRequest::ALL;
         let seen = stage.nvml().probe(&request).unwrap();
         assert_eq!(seen.iter().map(|device| device.index).collect::<Vec<_>>(), [0, 1, 2, 3]);
         let memory = DeviceMemory { total: 81920 * MIB, free: 80896 * MIB, used: 1024 * MIB, unified: false };
@@ -178,14 +171,7 @@ fn slices_have_their_own_memory_and_the_parent_has_the_rest() {
         ready_scenario("mig-a100"),
         |stage| {
             let nvml = stage.nvml();
-            let all = ProbeRequest {
-                name: true,
-                memory: true,
-                utilization: true,
-                compute_mode: true,
-                processes: true,
-                facts: true,
-            };
+            let all = ProbeRequest::ALL;
             let seen = nvml.probe(&all).unwrap();
             let places: Vec<_> = seen.iter().map(|one| (one.index, one.mig.map(|mig| mig.index))).collect();
             assert_eq!(
