@@ -21,7 +21,7 @@ fn of_memory(killed: bool, memory: &OutOfMemory) -> String {
     if killed && memory.killed == 1 {
         return format!("out of memory: {limit}");
     }
-    format!("out of memory: {limit}; the kernel killed {}", counted(memory.killed, "processes"))
+    format!("out of memory: {limit}; the kernel killed {} of its cgroup", counted(memory.killed, "processes"))
 }
 
 /// `same`: the job died of this signal.
@@ -74,8 +74,8 @@ mod tests {
         let limit = Some(64 << 20);
         assert_eq!(words(kill, 1, limit, limit), "out of memory: cgroup limit 64.0 MiB, peak 64.0 MiB");
         assert_eq!(words(kill, 1, None, None), "out of memory: the host had none left");
-        let one = "out of memory: cgroup limit 64.0 MiB; the kernel killed 1 process";
+        let one = "out of memory: cgroup limit 64.0 MiB; the kernel killed 1 process of its cgroup";
         assert_eq!(words(None, 1, limit, None), one);
-        assert!(words(kill, 3, limit, None).ends_with("; the kernel killed 3 processes"));
+        assert!(words(kill, 3, limit, None).ends_with("; the kernel killed 3 processes of its cgroup"));
     }
 }
